@@ -16,6 +16,7 @@
 # bench/gpu_suite.sh OUT  the same on a GPU, with the GPU tests (9 minutes)
 # make cuda        compile the CUDA kernels for sm_90a, check their registers and waits (needs nvcc)
 # make cuda-all    the same for every GPU from sm_80 on, into lmi_core/
+# make cuda-wheel  the same as the wheel lmi-cuda, in dist/; lmi-core's own wheel goes without
 # make cuda-resources   after a change that is meant: csrc/cuda/resources.txt anew
 # make cuda-latency   what the kernels keep under way, and which are worse than the bars of latency.py
 # make cuda-loops  what the kernels' loops issue (KERNEL=linear_packed: those with that name)
@@ -46,7 +47,7 @@ FUZZ_CASES ?= 200000
 FUZZ_REQUESTS ?= 100000
 
 .PHONY: run test test-arm test-triton test-races test-browser text-generation-client bench bench-peers-quick fuzz lint test-asan test-tsan \
-	cuda cuda-all cuda-resources cuda-latency cuda-loops wheels build clean check-tools
+	cuda cuda-all cuda-wheel cuda-resources cuda-latency cuda-loops wheels build clean check-tools
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.installed
@@ -140,9 +141,12 @@ cuda-loops: cuda
 
 cuda-all: $(VENV)/.installed-test
 	$(CMAKE) -B build/cuda-all -DLMI_CUDA=ON \
-	  '-DCMAKE_CUDA_ARCHITECTURES=80-real;89-real;90'
+	  '-DCMAKE_CUDA_ARCHITECTURES=80-real;89-real;90a-real;90'
 	cmake --build build/cuda-all --target lmi_cuda
 	cp build/cuda-all/liblmi_cuda.so lmi_core/
+
+cuda-wheel: cuda-all
+	$(BIN)/python server/deploy/cuda_wheel.py build/cuda-all/liblmi_cuda.so dist
 
 # What developers use: incremental, and with the C++ tests.
 build: $(VENV)/.installed-test

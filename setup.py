@@ -83,7 +83,7 @@ setup(
     ],
     package_dir={"lmi_server": "server"},
     package_data={
-        "lmi_core": ["py.typed", "*.pyi", "liblmi_cuda.so", "demo/*.md", "demo/model/*"],
+        "lmi_core": ["py.typed", "*.pyi", "demo/*.md", "demo/model/*"],
         "lmi_server": ["py.typed"],
         "lmi_server.http": ["ui.html", "docs.html"],
     },

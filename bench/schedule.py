@@ -36,6 +36,7 @@ from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.engine.scheduler import Scheduler
 from lmi_core.engine.sequence import ActiveRequest
 from lmi_core.engine.sequence import Sequence as Choice
+from lmi_core.engine.step_filling import fill
 from lmi_core.engine.stream import EventStream
 from lmi_core.runners.runner import RunnerInfo
 
@@ -230,7 +231,7 @@ class Simulation:
         if not plan.sequences:
             return None
         step = next(self._steps)
-        self.scheduler.fill(plan, step)
+        fill(plan, step)
         return _Submitted(plan, step, self._costs.of(list(_works(plan))))
 
     def _submit_ahead(self, submitted: _Submitted) -> _Submitted | None:

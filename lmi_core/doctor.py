@@ -11,7 +11,6 @@ import resource
 import shutil
 import subprocess
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from lmi_core.version import __version__
@@ -19,7 +18,7 @@ from lmi_core.version import __version__
 _OPTIONAL = (
     ("torch", "GPU memory, reference kernels, Transformers models"),
     ("triton", "Triton kernels"),
-    ("flash_attn", "flash attention kernels"),
+    ("flash_attn", "prefills, where it is faster"),
     ("transformers", "models without a native family"),
     ("huggingface_hub", "models from the Hugging Face hub"),
     ("boto3", "models from S3"),
@@ -57,7 +56,7 @@ def examine() -> list[Finding]:
     return [
         Finding("lmi", f"{__version__}, Python {platform.python_version()}, {platform.system()}"),
         *_native(),
-        _gpu(),
+        *_gpus(),
         _placement(),
         *_ops(),
         _cuda_kernels(),
@@ -112,23 +111,39 @@ def _repack_cache() -> Finding:
     return Finding("repack cache", text)
 
 
-def _gpu() -> Finding:
+def _gpus() -> list[Finding]:
     program = shutil.which("nvidia-smi")
     if program is None:
-        return Finding("GPU", "none found (no nvidia-smi)")
+        return [Finding("GPU", "none found (no nvidia-smi)")]
+    fields = "index,name,compute_cap,memory.total,driver_version"
     try:
         result = subprocess.run(
-            [program, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"],
+            [program, f"--query-gpu={fields}", "--format=csv,noheader"],
             capture_output=True,
             text=True,
             timeout=10,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return Finding("GPU", f"nvidia-smi failed: {error}")
-    lines = [line.strip() for line in result.stdout.splitlines() if line.strip()]
-    if result.returncode != 0 or not lines:
-        return Finding("GPU", "none found (nvidia-smi lists none)")
-    return Finding("GPU", "; ".join(lines))
+        return [Finding("GPU", f"nvidia-smi failed: {error}")]
+    rows = [line.split(", ") for line in result.stdout.splitlines() if line.count(", ") == 4]
+    if result.returncode != 0 or not rows:
+        return [Finding("GPU", "none found (nvidia-smi lists none)")]
+    return [
+        _driver(rows[0][4]),
+        *(
+            Finding(f"GPU {index}", f"{name}, sm_{capability.replace('.', '')}, {memory}")
+            for index, name, capability, memory, _ in rows
+        ),
+    ]
+
+
+def _driver(named: str) -> Finding:
+    from lmi_core.config.targets.gpus import driver_version
+
+    newest = driver_version()
+    if newest is None:
+        return Finding("driver", f"{named}, whose libcuda.so.1 can't be loaded")
+    return Finding("driver", f"{named}, knows CUDA up to {newest[0]}.{newest[1]}")
 
 
 def _placement() -> Finding:
@@ -146,6 +161,7 @@ def _placement() -> Finding:
 
 
 def _ops() -> list[Finding]:
+    """What would run each op on a GPU, and why."""
     from lmi_core.errors import UserError
     from lmi_core.ops.kernels import select
 
@@ -157,21 +173,22 @@ def _ops() -> list[Finding]:
         invariant = select.describe(select.select_invariant("cuda"))
     except UserError as error:
         invariant = str(error)
+    why = select.reasons(chosen)
     return [
-        Finding("GPU ops", select.describe(chosen)),
+        *(Finding(f"GPU {op}", f"{chosen[op]}: {reason}") for op, reason in why.items()),
         Finding("GPU launches", select.describe_launch(chosen)),
         Finding("deterministic", invariant),
     ]
 
 
 def _cuda_kernels() -> Finding:
-    """Without loading the library, which would want torch."""
+    """Without torch; a library that can't be used is in nobody's way until it is asked for."""
+    from lmi_core.ops.kernels import library_file
+
+    path = library_file.find()
+    text = library_file.missing() if path is None else library_file.describe(path)
     unproven = "not used unless LMI_OPS=native: they have not run on hardware yet"
-    named = os.environ.get("LMI_CUDA_LIBRARY", "")
-    path = Path(named or Path(__file__).with_name("liblmi_cuda.so"))
-    if not path.exists():
-        return Finding("CUDA kernels", f"not built (make cuda-all); {unproven}")
-    return Finding("CUDA kernels", f"{path}; {unproven}")
+    return Finding("CUDA kernels", f"{text}; {unproven}")
 
 
 def _packages() -> list[Finding]:

@@ -1,7 +1,8 @@
-"""All stages in order: ``python -m bench.gpu OUT [--device cpu] [--tiny] [--only NAME ...]``.
+"""All stages in order: ``python -m bench.gpu OUT [--dry-run] [--only NAME ...]``.
 
 OUT/suite.json has the machine, and each stage's status, time and, where it failed, the end of its
-output; stages write their figures to OUT/NAME.json.
+output; stages write their figures to OUT/NAME.json, and summary.txt has all of them in few words.
+results.tar.gz is all of it, made anew after every stage.
 """
 
 from __future__ import annotations
@@ -13,158 +14,15 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
+from bench.gpu.plan import LIMIT_S, Plan
 from bench.gpu.stage import Stage, run_stage
-
-LIMIT_S = 530.0
-COSTS = {
-    "deterministic": ("--deterministic",),
-    "int8-cache": ("--kv-dtype", "int8"),
-    "fp8-cache": ("--kv-dtype", "fp8_e4m3fn"),
-}
-"""What is measured beside the default kernels, of the smallest shape."""
-
-
-def _test_files(folder: str, *names: str) -> tuple[str, ...]:
-    return tuple(f"tests/{folder}/test_{name}.py" for name in names)
-
-
-SMOKE_TESTS = _test_files("ops", "device_ops", "device_linear", "device_sampling")
-"""What breaks at first contact, kernel by kernel in one process."""
-STEP_TESTS = _test_files("runners/device", "captured_steps")
-OTHER_TESTS = _test_files(
-    "ops",
-    "device_attention",
-    "coded_caches",
-    "coded_results",
-    "native_coded_attention",
-    "linear_quantized",
-    "linear_unpacked",
-    "invariant_ops",
-    "flash",
-) + _test_files("runners/device", "cuda_runner", "torch_runner", "torch_invariance")
-"""The others with tests for GPUs."""
-
-
-def stages(device: str, out_dir: Path, *, tiny: bool, prebuilt: Path | None = None) -> list[Stage]:
-    """What tells most comes first: the time may not do for all."""
-    python = sys.executable
-
-    def measure(module: str, name: str, limit_s: float, *options: str, **environment: str) -> Stage:
-        command = [python, "-m", f"bench.gpu.{module}", "--device", device, *options]
-        command += ["--json", str(out_dir / f"{name}.json")] + ["--tiny"] * tiny
-        return Stage(name=name, command=tuple(command), limit_s=limit_s, environment=environment)
-
-    def engine(
-        shape: str, name: str, forced: str, *options: str, dependent_launch: str = "0"
-    ) -> Stage:
-        options = ("--shape", shape, *options)
-        environment = {"LMI_OPS": forced, "LMI_CUDA_DEPENDENT_LAUNCH": dependent_launch}
-        return measure("engine", f"engine-{shape}-{name}", 60, *options, **environment)
-
-    # A newer compiler's warnings shall not end the builds.
-    result = [
-        Stage(
-            name="build_engine",
-            command=(python, "setup.py", "--quiet", "build_ext", "--inplace"),
-            limit_s=150,
-            environment={"CMAKE_ARGS": "-DLMI_WERROR=OFF"},
-            is_concurrent=True,
-        )
-    ]
-    roofs = measure("roofs", "roofs", 30)
-    kernels = measure("kernels", "kernels", 90)
-    small, large = ("near-zero", "near-zero") if tiny else ("qwen2-1.5b", "llama3-8b")
-    ready = measure("ready", "ready", 75, "--shape", large)
-    costs = [engine(small, name, "", *options) for name, options in COSTS.items()]
-    if device == "cpu":
-        command = (python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "test_select")
-        result.append(Stage(name="tests", command=(*command, "tests/ops"), limit_s=60))
-        return [*result, roofs, kernels, engine(small, "default", ""), *costs, ready]
-    result.append(_kernel_library(prebuilt))
-    # Roofs are the device's and torch's alone: builds take the processors meanwhile.
-    result += [replace(roofs, is_concurrent=True)]
-    result += [_tests(out_dir, "smoke", 60, *SMOKE_TESTS), kernels]
-    result.append(_tests(out_dir, "captured_steps", 45, *STEP_TESTS))
-    result.append(engine(large, "native", "native"))
-    if large != small:
-        result.append(engine(large, "native-dependent", "native", dependent_launch="1"))
-        result.append(engine(large, "default", ""))
-        result.append(engine(large, "int4", "native", "--quantize", "int4"))
-        result.append(engine(small, "native", "native"))
-    result.append(engine(small, "default", ""))
-    # What launching costs shows where steps are short.
-    result.append(engine(small, "native-dependent", "native", dependent_launch="1"))
-    result.append(engine(small, "native-python", "native,launch:torch"))
-    result.append(_tests(out_dir, "tests", 110, *OTHER_TESTS))
-    result.append(measure("transformers_batching", "transformers", 60, "--shape", small))
-    return [*result, *costs, ready]
-
-
-def _tests(out_dir: Path, name: str, limit_s: float, *files: str) -> Stage:
-    command = [sys.executable, "-m", "bench.gpu.tests", "--json", str(out_dir / f"{name}.json")]
-    command += ["--limit", str(limit_s - 5), *files]
-    return Stage(name=name, command=tuple(command), limit_s=limit_s)
-
-
-def extra_stages() -> list[Stage]:
-    """What runs only where ``--only`` names it: it takes long, or the machine may not permit it."""
-    pytest = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu")
-    pytest += ("-o", "filterwarnings=default", "--timeout", "400")
-    sanitized = (*pytest, "-k", "native", "tests/ops")
-    result = [
-        Stage(
-            name=tool,
-            command=("compute-sanitizer", "--tool", tool, "--error-exitcode", "1", *sanitized),
-            limit_s=LIMIT_S,
-            # Each tensor its own memory: within torch's blocks nothing is out of bounds.
-            environment={"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
-        )
-        for tool in ("memcheck", "racecheck", "synccheck")
-    ]
-    launchers = (
-        "tests/runners/device/test_cuda_runner.py",
-        "tests/runners/device/test_captured_steps.py",
-    )
-    environment = {"LMI_CUDA_DEPENDENT_LAUNCH": "1"}
-    result.append(
-        Stage(
-            name="dependent_launch",
-            command=(*pytest, *launchers),
-            limit_s=120,
-            environment=environment,
-        )
-    )
-    return result
-
-
-def _kernel_library(prebuilt: Path | None) -> Stage:
-    """The kernels' build, or a library of another machine in its place."""
-    command = ("bash", "-c", _build_kernels())
-    if prebuilt is not None:
-        command = ("cp", str(prebuilt), "lmi_core/liblmi_cuda.so")
-    return Stage(name="build_kernels", command=command, limit_s=150, is_concurrent=True)
-
-
-_PRINT_ARCHITECTURE = 'import torch; print("%d%d" % torch.cuda.get_device_capability())'
-
-
-def _build_kernels() -> str:
-    """For the device's architecture only."""
-    return f"""set -e
-    architecture=$({sys.executable} -c '{_PRINT_ARCHITECTURE}')
-    [ "$architecture" = 90 ] && architecture=90a
-    cmake -S . -GNinja -B build/cuda-suite -DLMI_PYTHON=OFF -DLMI_CUDA=ON -DLMI_WERROR=OFF \\
-      -DCMAKE_CUDA_ARCHITECTURES="$architecture-real"
-    cmake --build build/cuda-suite --target lmi_cuda
-    cp build/cuda-suite/liblmi_cuda.so lmi_core/
-    """
+from bench.gpu.summary import archive, summarize
 
 
 def machine(device: str) -> dict[str, Any]:
@@ -190,6 +48,7 @@ _DESCRIBE = """if True:
         properties = torch.cuda.get_device_properties(0)
         described |= {
             "device": torch.cuda.get_device_name(),
+            "num_devices": torch.cuda.device_count(),
             "compute_capability": f"{properties.major}.{properties.minor}",
             "memory_gib": round(properties.total_memory / 2**30, 1),
             "multiprocessors": properties.multi_processor_count,
@@ -199,28 +58,55 @@ _DESCRIBE = """if True:
 """
 
 
-def groups(planned: Sequence[Stage]) -> list[list[Stage]]:
-    """Stages that run at the same time."""
-    result: list[list[Stage]] = []
+def groups(planned: Sequence[Stage]) -> list[list[list[Stage]]]:
+    """What runs one after the other: lanes, which run at the same time."""
+    result: list[dict[str, list[Stage]]] = []
+    has_lanes = False
     for stage in planned:
-        if result and stage.is_concurrent and result[-1][-1].is_concurrent:
-            result[-1].append(stage)
-        else:
-            result.append([stage])
-    return result
+        if not (stage.lane and has_lanes):
+            result.append({})
+        result[-1].setdefault(stage.lane, []).append(stage)
+        has_lanes = bool(stage.lane)
+    return [list(lanes.values()) for lanes in result]
 
 
-def main() -> int:
+def seconds_of(group: Sequence[Sequence[Stage]]) -> float:
+    """What a group may take."""
+    return max(sum(stage.limit_s for stage in lane) for lane in group)
+
+
+def run_all(planned: Sequence[Stage], out_dir: Path, limit_s: float) -> Iterator[dict[str, Any]]:
+    """The records of the stages, in the order in which groups of them end."""
+    deadline_s = time.monotonic() + limit_s
+    waiting = groups(planned)
+
+    def run_lane(lane: Sequence[Stage]) -> list[dict[str, Any]]:
+        return [run_stage(one, out_dir, deadline_s - time.monotonic()) for one in lane]
+
+    while waiting:
+        group = waiting.pop(0)
+        spare_s = deadline_s - time.monotonic() - sum(map(seconds_of, waiting))
+        if group[0][0].takes_what_is_left:
+            group = [[replace(group[0][0], limit_s=max(group[0][0].limit_s, spare_s))]]
+        with ThreadPoolExecutor(len(group)) as pool:
+            for records in pool.map(run_lane, group):
+                yield from records
+
+
+def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("out", type=Path, help="directory for the results, made if it isn't there")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="small shapes, to try the stages")
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="on a CPU: every stage in small shapes, by torch and by the emulator of a GPU",
+    )
     parser.add_argument(
         "--only",
         nargs="+",
         metavar="STAGE",
         help="run only these; also memcheck, racecheck and synccheck, of the compute sanitizer, "
-        "and dependent_launch, the launcher's tests with that",
+        "and others of less use, which a wrong name lists",
     )
     parser.add_argument(
         "--prebuilt",
@@ -231,35 +117,59 @@ def main() -> int:
     parser.add_argument(
         "--plan", action="store_true", help="only say what would run, and each stage's seconds"
     )
-    parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds for all stages")
+    parser.add_argument("--limit", type=float, help=f"seconds for all stages ({LIMIT_S:.0f})")
     arguments = parser.parse_args()
+    if arguments.prebuilt and not arguments.prebuilt.is_file():
+        parser.error(f"--prebuilt: there is no file {arguments.prebuilt.resolve()}")
+    return arguments
+
+
+def chosen_stages(arguments: argparse.Namespace) -> list[Stage]:
     prebuilt = arguments.prebuilt and arguments.prebuilt.resolve()
-    if prebuilt and not prebuilt.is_file():
-        parser.error(f"--prebuilt: there is no file {prebuilt}")
-    out_dir = arguments.out.resolve()
-    planned = stages(arguments.device, out_dir, tiny=arguments.tiny, prebuilt=prebuilt)
-    if arguments.only:
-        planned += extra_stages()
+    plan = Plan(out_dir=arguments.out.resolve(), is_dry=arguments.dry_run, prebuilt=prebuilt)
+    planned = plan.stages()
+    if not arguments.only:
+        return planned
+    planned += plan.extra_stages()
     names = [stage.name for stage in planned]
-    unknown = set(arguments.only or ()) - set(names)
+    unknown = set(arguments.only) - set(names)
     if unknown:
-        parser.error(f"no stage is called {sorted(unknown)[0]}; there are {', '.join(names)}")
-    wanted = [s for s in planned if not arguments.only or s.name in arguments.only]
+        sys.exit(f"no stage is called {sorted(unknown)[0]}; there are {', '.join(names)}")
+    return [stage for stage in planned if stage.name in arguments.only]
+
+
+def show_plan(planned: Sequence[Stage]) -> None:
+    for group in groups(planned):
+        lanes = (
+            ", ".join(f"{stage.name} {stage.limit_s:.0f} s: {stage.tells}" for stage in lane)
+            for lane in group
+        )
+        print(*lanes, sep=" | ")
+    print(f"at most {sum(map(seconds_of, groups(planned))):.0f} s")
+
+
+def main() -> int:
+    arguments = parse()
+    planned = chosen_stages(arguments)
     if arguments.plan:
-        for group in groups(wanted):
-            print(*(f"{stage.name} {stage.limit_s:.0f} s" for stage in group), sep=" | ")
+        show_plan(planned)
         return 0
+    out_dir: Path = arguments.out.resolve()
     out_dir.mkdir(parents=True, exist_ok=True)
-    started_s = time.monotonic()
-    suite: dict[str, Any] = {"machine": machine(arguments.device), "stages": []}
-    for group in groups(wanted):
-        left_s = arguments.limit - (time.monotonic() - started_s)
-        with ThreadPoolExecutor(len(group)) as pool:
-            for record in pool.map(partial(run_stage, out_dir=out_dir, left_s=left_s), group):
-                suite["stages"].append(record)
-                seconds = record.get("seconds", 0)
-                print(f"{record['name']:<28} {record['status']:<8} {seconds:6.1f} s", flush=True)
+    patient_s = sum(map(seconds_of, groups(planned)))
+    limit_s = arguments.limit or (patient_s if arguments.dry_run else LIMIT_S)
+    suite: dict[str, Any] = {"machine": machine("cpu" if arguments.dry_run else "cuda")}
+    suite["stages"] = []
+    for record in run_all(planned, out_dir, limit_s):
+        suite["stages"].append(record)
+        times = f"{record.get('seconds', 0):6.1f} of {record['limit_s']:.0f} s"
+        print(
+            f"{record['name']:<30} {record['status']:<8} {times:<20} {record['tells']}", flush=True
+        )
         (out_dir / "suite.json").write_text(json.dumps(suite, indent=2) + "\n")
+        archive(out_dir)
+    print(summarize(out_dir, suite["stages"]))
+    print(f"everything: {archive(out_dir)}")
     return int(any(record["status"] != "ok" for record in suite["stages"]))
 
 

@@ -50,44 +50,58 @@ async def generate(engine: Engine, num_prompt: int, num_new: int, vocab_size: in
         pass
 
 
-async def measure(arguments: Any) -> list[dict[str, Any]]:
+def open_engine(
+    arguments: Any,
+    log: StepLog,
+    tokenizer: Tokenizer,
+    eos_token_ids: tuple[int, ...] = (),
+    **changes: Any,
+) -> Engine:
+    """Random weights of ``arguments.shape`` on ``arguments.device``; ``LMI_OPS`` is followed."""
     shape = GPU_SHAPES[arguments.shape]
-    device = torch.device(arguments.device)
-    context, prefill, batches, num_new = (
-        (16, 32, (1, 2), 24) if arguments.tiny else (CONTEXT, 2048, (1, 16, 64, 256), 96)
+    is_cuda = arguments.device == "cuda"
+    device = (
+        torch.device("cuda", getattr(arguments, "index", 0)) if is_cuda else torch.device("cpu")
     )
     config = EngineConfig(
         model=Path(shape.name),
-        device="cuda" if arguments.device == "cuda" else "torch-cpu",
+        device="cuda" if is_cuda else "torch-cpu",
         dtype="bf16",
+        enable_prefix_caching=False,
+        kv_cache_bytes=None if is_cuda else 8 << 20,
+        **changes,
+    )
+    chosen = select.select_for(device.type, is_deterministic=config.deterministic)
+    model = random_model(shape, device, config.quantize)
+    runner = make_runner(config, model, device, chosen)
+    return Engine(
+        config, runner=runner, tokenizer=tokenizer, eos_token_ids=eos_token_ids, observer=log
+    )
+
+
+async def measure(arguments: Any) -> list[dict[str, Any]]:
+    if arguments.device == "cuda" and arguments.index >= torch.cuda.device_count():
+        return [{"what": "all", "skipped": f"there are {torch.cuda.device_count()} GPUs"}]
+    shape, log, roofs = GPU_SHAPES[arguments.shape], StepLog(), roofs_of(arguments)
+    context, prefill, batches, num_new = (
+        (16, 32, (1, 2), 24) if arguments.tiny else (CONTEXT, 2048, (1, 16, 64, 256), 96)
+    )
+    engine = open_engine(
+        arguments,
+        log,
+        placeholder_tokenizer(),
         quantize=arguments.quantize,
         kv_dtype=arguments.kv_dtype,
         deterministic=arguments.deterministic,
         max_model_len=2 * max(prefill, context + num_new),
         max_num_seqs=max(batches),
-        enable_prefix_caching=False,
-        kv_cache_bytes=None if arguments.device == "cuda" else 8 << 20,
     )
-    log = StepLog()
-    roofs = roofs_of(arguments)
-    rows: list[dict[str, Any]] = []
-    chosen = select.select_for(device.type, is_deterministic=config.deterministic)
-    model = random_model(shape, device, arguments.quantize)
-    runner = make_runner(config, model, device, chosen)
-    async with Engine(
-        config, runner=runner, tokenizer=placeholder_tokenizer(), eos_token_ids=(), observer=log
-    ) as engine:
+    async with engine:
         print(engine.info.runner, flush=True)
         for num_prompt, steps in ((prefill, 1), (context, num_new)):  # compiles and captures
             await generate(engine, num_prompt, steps, shape.vocab_size)
-        seconds = []
-        for _ in range(3):
-            start = time.perf_counter()
-            await generate(engine, prefill, 1, shape.vocab_size)
-            seconds.append(time.perf_counter() - start)
-        rows.append(
-            attempt(f"prefill {prefill}", lambda: prefill_row(seconds, prefill, shape, roofs))
-        )
+        seconds = [await prefill_s(engine, prefill, shape.vocab_size) for _ in range(3)]
+        rows = [attempt(f"prefill {prefill}", lambda: prefill_row(seconds, prefill, shape, roofs))]
         for batch in batches:
             for _ in range(2 if batch <= 16 else 1):  # the first steps capture
                 log.steps.clear()
@@ -101,6 +115,12 @@ async def measure(arguments: Any) -> list[dict[str, Any]]:
             rows.append(row)
             write(arguments.json, rows)
     return rows
+
+
+async def prefill_s(engine: Engine, num_tokens: int, vocab_size: int) -> float:
+    start = time.perf_counter()
+    await generate(engine, num_tokens, 1, vocab_size)
+    return time.perf_counter() - start
 
 
 def prefill_row(
@@ -124,7 +144,6 @@ def decode_row(
         "tokens_per_s": batch / interval,
         "ms": interval * 1e3,
         "num_steps": len(steps),
-        "gap": 1 - sum(native for _, native in steps) / sum(t for t, _ in steps),
     }
     if roofs is not None:
         row["share_of_bf16_roof"] = decode_roof_s(shape, "bf16", batch, context, roofs) / interval
@@ -138,15 +157,17 @@ def roofs_of(arguments: Any) -> Roofs | None:
     return Roofs(0, rates["read_gb_per_s"], 1e3 * rates["bf16_tflops"], 0.0)
 
 
-if __name__ == "__main__":
-    asyncio.run(
-        measure(
-            parse(
-                __doc__,
-                shape={"choices": sorted(GPU_SHAPES), "default": "llama3-8b"},
-                quantize={"choices": ("int8", "int4", "fp8")},
-                kv_dtype={"choices": ("auto", "int8", "fp8_e4m3fn", "fp8_e5m2"), "default": "auto"},
-                deterministic={"action": "store_true"},
-            )
-        )
+def main() -> None:
+    arguments = parse(
+        __doc__,
+        shape={"choices": sorted(GPU_SHAPES), "default": "llama3-8b"},
+        quantize={"choices": ("int8", "int4", "fp8")},
+        kv_dtype={"choices": ("auto", "int8", "fp8_e4m3fn", "fp8_e5m2"), "default": "auto"},
+        deterministic={"action": "store_true"},
+        index={"type": int, "default": 0, "help": "the GPU's number"},
     )
+    write(arguments.json, asyncio.run(measure(arguments)))
+
+
+if __name__ == "__main__":
+    main()

@@ -371,7 +371,9 @@ def _rank(item: Item) -> int:
 
 
 def main() -> None:
-    arguments = parse(__doc__, is_child={"action": "store_true", "help": argparse.SUPPRESS})
+    others = {"action": "store_true", "help": "what native kernels are compared with"}
+    hidden = {"action": "store_true", "help": argparse.SUPPRESS}
+    arguments = parse(__doc__, others=others, is_child=hidden)
     device, roofs = arguments.device, read_roofs(arguments.json)
     items = []
     for case in TINY_CASES if arguments.tiny else DECODES + PREFILLS:
@@ -382,6 +384,7 @@ def main() -> None:
         items += unpacked_items(*shape, device, roofs)
     for made in TINY_MADE_ROWS if arguments.tiny else MADE_ROWS:
         items += made_row_items(*made, device, roofs)
+    items = [item for item in items if (_rank(item) > 0) == arguments.others]
     items.sort(key=_rank)
     with torch.inference_mode():
         attempt_each("bench.gpu.kernels", items, arguments)

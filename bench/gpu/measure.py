@@ -10,7 +10,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -74,12 +74,26 @@ def attempt(what: str, run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """A row of results, or why there is none; printed."""
     try:
         row = {"what": what, **run()}
-    except ImportError as error:
-        row = {"what": what, "skipped": str(error)}
     except (Exception, SystemExit) as error:  # one figure less, the others are measured
-        row = {"what": what, "error": f"{type(error).__name__}: {error}"[:500]}
+        row = _without_figures(what, error)
     print(json.dumps(row), flush=True)
     return row
+
+
+async def row_of(what: str, work: Awaitable[dict[str, Any]]) -> dict[str, Any]:
+    """``attempt`` of what is awaited."""
+    try:
+        row = {"what": what, **await work}
+    except Exception as error:
+        row = _without_figures(what, error)
+    print(json.dumps(row), flush=True)
+    return row
+
+
+def _without_figures(what: str, error: BaseException) -> dict[str, Any]:
+    if isinstance(error, ImportError):
+        return {"what": what, "skipped": str(error)}
+    return {"what": what, "error": f"{type(error).__name__}: {error}"[:500]}
 
 
 def attempt_each(module: str, items: Sequence[Item], arguments: argparse.Namespace) -> None:

@@ -2,18 +2,19 @@
 
     python -m bench.gpu.ready --shape llama3-8b
 
-The second start finds the kernels that the first has compiled.
+The second start finds the kernels that the first has compiled, and then serves over HTTP.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,21 +51,35 @@ def read(path: Path) -> float:
     return time.perf_counter() - start
 
 
-def measure_start(model: Path) -> dict[str, Any]:
-    read_s = read(model / "model.safetensors")
+def measure_start(model: Path, load: Sequence[str] = ()) -> dict[str, Any]:
+    """``load``: options of ``bench.serving``, whose figures are added; none: nothing is served."""
+    read_s, served = read(model / "model.safetensors"), {}
     missing = missing_for_serving()
     if missing:  # without a server, as much of it as there is
         ready_s = engine_start_s(model)
     else:
         with started([sys.executable, "-m", "lmi_core", "serve", str(model)]) as server:
             ready_s = server.start_s
+            if load:
+                served = serve(server.port, load)
     return {
         "started": f"engine: no server without {missing}" if missing else "server",
         "checkpoint_gb": round((model / "model.safetensors").stat().st_size * 1e-9, 2),
         "read_s": round(read_s, 2),
         "ready_s": round(ready_s, 2),
         "beyond_reading_s": round(ready_s - read_s, 2),
+        **served,
     }
+
+
+def serve(port: int, load: Sequence[str]) -> dict[str, Any]:
+    command = [sys.executable, "-m", "bench.serving", "--json", *load]
+    command += ["--url", f"http://127.0.0.1:{port}"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    if done.returncode != 0:
+        raise RuntimeError(f"requests failed: {done.stdout[-300:]}")
+    figures: dict[str, Any] = json.loads(done.stdout)
+    return figures
 
 
 def missing_for_serving() -> str:
@@ -110,9 +125,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         shape = GPU_SHAPES[arguments.shape]
         model = make_checkpoint(shape, Path(directory, shape.name), make=make_tensor)
+        concurrency, seconds = ("4", "2") if arguments.tiny else ("64", "8")
+        load = ("--concurrency", concurrency, "--seconds", seconds, "--abort", "0.1")
         rows = []
-        for which in ("first", "second"):
-            rows.append(attempt(f"{shape.name}, {which} start", partial(measure_start, model)))
+        for which, wanted in (("first", ()), ("second", load)):
+            start = partial(measure_start, model, wanted)
+            rows.append(attempt(f"{shape.name}, {which} start", start))
             write(arguments.json, rows)
 
 

@@ -23,16 +23,28 @@ class Stage:
     name: str
     command: tuple[str, ...]
     limit_s: float
+    tells: str = ""
+    """What is known after it, in a few words."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    is_concurrent: bool = False
-    """It runs at the same time as its neighbours of which this is true too."""
+    lane: str = ""
+    """Neighbours with lanes run at the same time, those with the same one after the other."""
+    takes_what_is_left: bool = False
+    """Of the time that stages before it didn't need."""
+
+
+LIMIT = "GPU_SUITE_LIMIT_S"
+"""Tells a stage's command its limit."""
 
 
 def run_stage(stage: Stage, out_dir: Path, left_s: float) -> dict[str, Any]:
     """Run it for at most ``left_s``; its output goes to NAME.log. ``status``: ok, failed, timeout
     or, without time left, skipped."""
     limit_s = min(stage.limit_s, left_s)
-    record: dict[str, Any] = {"name": stage.name, "limit_s": round(limit_s, 1)}
+    record: dict[str, Any] = {
+        "name": stage.name,
+        "tells": stage.tells,
+        "limit_s": round(limit_s, 1),
+    }
     if limit_s < 1.0:
         return {**record, "status": "skipped", "reason": "no time left"}
     log = out_dir / f"{stage.name}.log"
@@ -42,7 +54,7 @@ def run_stage(stage: Stage, out_dir: Path, left_s: float) -> dict[str, Any]:
             stage.command,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "PATH": _path(), **stage.environment},
+            env={**os.environ, "PATH": _path(), LIMIT: f"{limit_s:.0f}", **stage.environment},
             start_new_session=True,
         )
         try:

@@ -25,6 +25,7 @@ from typing import Any
 
 from bench.gpu import outcome_notes
 from bench.gpu.measure import write
+from bench.gpu.stage import LIMIT
 
 MAX_PROCESSES = 8
 """For a file, until those of its tests that were not reached are given up."""
@@ -118,7 +119,8 @@ def main() -> int:
         "--workers", type=int, default=max(1, min(10, (os.cpu_count() or 1) * 5 // 8))
     )
     parser.add_argument("--timeout", type=int, default=90, help="seconds for a test")
-    parser.add_argument("--limit", type=float, default=600, help="seconds for all tests")
+    limit_s = float(os.environ.get(LIMIT, "605")) - 5
+    parser.add_argument("--limit", type=float, default=limit_s, help="seconds for all tests")
     arguments = parser.parse_args()
     runs = Runs(arguments.select, timeout_s=arguments.timeout, limit_s=arguments.limit)
     results = runs.run_files(arguments.files, arguments.workers, arguments.json)

@@ -19,6 +19,7 @@ from lmi_core.models.linears import LayerLinear
 from lmi_core.models.loader import FoundModel, needed_tensors
 from lmi_core.models.smoothing import LayerFactors
 from lmi_core.models.tensor_reader import Progress, TensorReader
+from lmi_core.models.weight_packing import WeightPacking
 from lmi_core.models.weights import LayerWeights, Linear
 from lmi_core.ops import Graph, Handle
 from lmi_core.ops.cpu import NativeWeights, lower
@@ -91,7 +92,8 @@ class LayerRuns:
         self._instruction_set = instruction_set
         backend = NativeWeights(instruction_set, num_threads)
         tensors = needed_tensors([*found.shapes], found.tensors, found.quantized)
-        self.reader = ReplacedReader(tensors, found.quantized, backend, "fp32", None, progress)
+        packing = WeightPacking(backend, "fp32", None)
+        self.reader = ReplacedReader(tensors, found.quantized, backend, packing, progress)
         without_layers = load_decoder(
             self.reader, replace(spec, has_head=False), "fp32", (), fuses_gate=True
         )

@@ -8,7 +8,6 @@ lost goes on in another by the same bits: its reader sees a pause.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -20,13 +19,12 @@ from typing import Self
 from lmi_core import _native
 from lmi_core.copies.adapters import SharedAdapters
 from lmi_core.copies.dispatch import Dispatch, HashBlocks
-from lmi_core.copies.open_request import OpenRequest
+from lmi_core.copies.opening import Opening
 from lmi_core.copies.outbox import Batch, observe_again
 from lmi_core.copies.process import CopyProcess, CopySettings, log_level
-from lmi_core.copies.router import Entry
 from lmi_core.copies.supervisor import Supervisor
 from lmi_core.engine.fingerprint import FingerprintOf
-from lmi_core.engine.intake import Intake, check_num_tokens, check_room, derived_seed, retry_after_s
+from lmi_core.engine.intake import Intake, check_num_tokens, check_room, retry_after_s
 from lmi_core.engine.outputs import TokenEvent
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.stats import (
@@ -49,8 +47,6 @@ log = logging.getLogger(__name__)
 
 _SPARE_PARTS = 4
 """A copy has a fourth more sequences than it runs, so that a free row is taken at once."""
-_EXPECTED_TOKENS = 256
-"""Of the output of a choice that doesn't say how long it may be."""
 _SILENT_S, _DEAD_S = 10.0, 60.0
 """A copy with requests that says nothing for so long is asked, and then ended."""
 
@@ -73,11 +69,8 @@ class Copies:
         self._observer = observer or NullObserver()
         self._supervisor = Supervisor(self, num_copies, progress)
         self._state = LifeState.CREATED
-        self._numbers = itertools.count()
         self._adapters = SharedAdapters(config.lora, outlast=config.prefix_cache_dir is not None)
         self._num_encoding = 0
-        self._num_prompt_tokens = 0
-        self._num_admitted = 0
         self._gone = EngineTotals()
         """What copies that are gone have done."""
         self._started_s = time.monotonic()
@@ -87,7 +80,7 @@ class Copies:
         self._info: EngineInfo
         self._tokenizer: Tokenizer
         self._intake: Intake
-        self._hash_blocks: HashBlocks | None = None
+        self._opening: Opening
         self._fingerprint: FingerprintOf | None = None
         self._shares_weights = False
 
@@ -144,11 +137,11 @@ class Copies:
             prompt = await self._intake.prompt(request)
         finally:
             self._num_encoding -= num_choices
-        num_open_tokens = self._num_prompt_tokens
+        num_open_tokens = self._opening.num_prompt_tokens
         check_num_tokens(len(prompt.ids), num_choices, num_open_tokens, lambda: self._hint_s(1))
         self._check_accepting()
         self._check_id(request.request_id)
-        open_ = self._opened(request, prompt.ids, EventStream(notify), arrival_s)
+        open_ = self._opening.open(request, prompt.ids, EventStream(notify), arrival_s)
         open_.stream.abort = lambda _: self._dispatch.abort(open_)
         open_.stream.prompt_ids = prompt.ids
         self._dispatch.put(open_)
@@ -331,59 +324,16 @@ class Copies:
         self._intake = Intake(info, self._tokenizer, self._adapters.find)
         key = self.config.prefix_key
         assert key is not None
+        hash_blocks: HashBlocks | None = None
         if self.config.enable_prefix_caching and runner.shares_blocks:
-            self._hash_blocks = _native.BlockPool(1, runner.block_size, key).hash_blocks
-        self._dispatch = Dispatch(runner.block_size, self._hash_blocks)
-
-    def _opened(
-        self,
-        request: GenerationRequest,
-        prompt_ids: list[int],
-        stream: EventStream,
-        arrival_s: float,
-    ) -> OpenRequest:
-        params = request.params
-        if params.seed is None:
-            seed = derived_seed(self.config.seed, self._num_admitted)
-            params = replace(params, seed=seed)
-        self._num_admitted += 1
-        adapter = self._adapters.find(request.adapter)
-        prefix_seed = request.cache_salt.encode()
-        if adapter is not None:
-            prefix_seed = adapter.prefix_seed + prefix_seed
-        hashes: list[bytes] = []
-        if self._hash_blocks is not None:
-            hashes = self._hash_blocks(prompt_ids, b"", prefix_seed)
-        room = self._info.max_total_tokens - len(prompt_ids)
-        num_output = min(params.max_new_tokens or _EXPECTED_TOKENS, room)
-        entry = Entry(
-            next(self._numbers),
-            priority=request.priority,
-            tenant=request.tenant,
-            num_seqs=params.num_sequences,
-            num_prompt_tokens=len(prompt_ids),
-            num_output_tokens=params.n * num_output,
-            hashes=hashes,
+            hash_blocks = _native.BlockPool(1, runner.block_size, key).hash_blocks
+        self._opening = Opening(
+            hash_blocks,
+            self._adapters,
+            seed=self.config.seed,
+            max_total_tokens=info.max_total_tokens,
         )
-        num_tokens = params.num_sequences * len(prompt_ids)
-        self._num_prompt_tokens += num_tokens
-        if adapter is not None:
-            adapter.acquire()
-
-        def on_end() -> None:
-            self._num_prompt_tokens -= num_tokens
-            if adapter is not None:
-                adapter.release()
-
-        return OpenRequest(
-            replace(request, prompt=None, prompt_token_ids=tuple(prompt_ids), params=params),
-            entry,
-            stream,
-            arrival_s=arrival_s,
-            prefix_seed=prefix_seed,
-            hashes=hashes,
-            on_end=on_end,
-        )
+        self._dispatch = Dispatch(runner.block_size, hash_blocks)
 
     def _check_memory(self, num_copies: int) -> None:
         """Raise InsufficientMemoryError unless all copies fit; then what they need is theirs."""

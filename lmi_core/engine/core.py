@@ -22,27 +22,25 @@ from lmi_core.engine.intake import Intake, check_num_tokens, check_room, derived
 from lmi_core.engine.kv_memory import KvMemory
 from lmi_core.engine.loop import StepLoop
 from lmi_core.engine.lora_slots import LoraSlots
+from lmi_core.engine.output_limits import Outputs
 from lmi_core.engine.paged_policy import PagedPolicy
 from lmi_core.engine.policy import Queues
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.restore import PrefixRestore
-from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.engine.scheduler import Scheduler
 from lmi_core.engine.searches import search_of
-from lmi_core.engine.sequence import ActiveRequest, OpenRequests, Sequence
+from lmi_core.engine.sequence import ActiveRequest, OpenRequests
 from lmi_core.engine.speculation import speculation_of
 from lmi_core.engine.stats import EngineInfo, EngineObserver, EngineStats, EngineTotals, LifeState
 from lmi_core.engine.stream import EventStream
-from lmi_core.errors import ConfigError, EngineError, UserError
+from lmi_core.errors import EngineError, UserError
 from lmi_core.models.pooling_head import RowSum
 from lmi_core.runners.runner import BlockRunner, PoolingRunner, Runner
 from lmi_core.settings.engine_config import EngineConfig
-from lmi_core.structured.allowed_tokens import AllowedTokens
-from lmi_core.structured.banned_sequences import BannedSequences, word_sequences
+from lmi_core.structured.banned_sequences import BannedSequences
 from lmi_core.structured.compiler import GrammarCompiler
 from lmi_core.structured.matcher import CompiledGrammar
-from lmi_core.structured.thinking_budget import ThinkingLimit
-from lmi_core.text.stop import StopMatcher, StopStrings, stop_strings
+from lmi_core.text.stop import StopStrings, stop_strings
 from lmi_core.text.tokenizer import Tokenizer, WholeText
 
 _log = logging.getLogger(__name__)
@@ -67,11 +65,10 @@ class EngineCore:
         disk: DiskBlocks | None = None,
     ) -> None:
         """``disk``: where KV blocks are kept beyond memory and restarts."""
-        _check_capacities(runner)
+        runner.info.check_capacities()
         self._config = config
         self._runner = runner
         self.adapters = adapters
-        self._eos_ids = frozenset(eos_token_ids)
         self.tokenizer = tokenizer
         keeps_all = config.guaranteed_no_evict or not runner.info.continues_prompts
         self._memory = KvMemory(
@@ -127,6 +124,7 @@ class EngineCore:
             runner=runner.info,
         )
         self._intake = Intake(self.info, tokenizer, adapters.find, self._head)
+        self._outputs = Outputs(self.info, tokenizer, grammars)
         self._arrivals = itertools.count()
         self._task = asyncio.get_running_loop().create_task(self._loop.run())
 
@@ -163,13 +161,13 @@ class EngineCore:
             prompt = await self._intake.prompt(request)
             if handover is None:
                 self._check_num_tokens(len(prompt.ids), params.num_sequences)
-            compiled = await self._compiled(params, prompt.ids)
+            compiled = await self._outputs.compiled(params, prompt.ids)
             search = search_of(
                 params,
-                self._end_ids(params),
+                self._outputs.end_ids(params),
                 self._runner.info,
                 num_prompt=len(prompt.ids),
-                max_len=self._max_len(params, len(prompt.ids)),
+                max_len=self._outputs.max_len(params, len(prompt.ids)),
                 bans=compiled if isinstance(compiled, BannedSequences) else None,
             )
             stops = await stop_strings(params.stop)
@@ -288,7 +286,7 @@ class EngineCore:
         )
         active.search = search
         matched = None if search else grammar  # which the search keeps to itself
-        active.sequences = self._sequences(active, matched, stops, handover)
+        active.sequences = self._outputs.sequences(active, matched, stops, handover)
         if self._head is not None:
             active.sequences[0].row_sum = RowSum(self._head.spec.rows)
             if self._head.spec.tells_pairs_apart:
@@ -323,71 +321,6 @@ class EngineCore:
         finally:
             self._scheduler.restored(active)
             self._loop.wake()
-
-    def _sequences(
-        self,
-        active: ActiveRequest,
-        grammar: CompiledGrammar | None,
-        stops: StopStrings | None,
-        handover: Handover,
-    ) -> list[Sequence]:
-        request = active.request
-        params = request.params
-        num_prompt = len(active.prompt_ids)
-        max_len = num_prompt if self._head is not None else self._max_len(params, num_prompt)
-        end_ids = self._end_ids(params)
-        return [
-            Sequence(
-                active,
-                choice,
-                key=(request.priority, handover.order, choice),
-                max_len=max_len,
-                end_ids=end_ids,
-                hashes=list(handover.hashes),
-                detokenizer=self.tokenizer.detokenizer(
-                    skip_special_tokens=params.skip_special_tokens,
-                    kept=params.kept_special_tokens,
-                    context=active.prompt_ids if self.info.runner.continues_prompts else (),
-                ),
-                stop_matcher=StopMatcher(stops, params.include_stop) if stops else None,
-                has_eos=bool(self._eos_ids) and not params.ignore_eos,
-                matcher=None if grammar is None else grammar.matcher(),
-            )
-            for choice in range(params.num_sequences)
-        ]
-
-    def _max_len(self, params: SamplingParams, num_prompt: int) -> int:
-        """Of a prompt and what may follow it."""
-        most = self.info.max_total_tokens
-        return (
-            most if params.max_new_tokens is None else min(most, num_prompt + params.max_new_tokens)
-        )
-
-    def _end_ids(self, params: SamplingParams) -> frozenset[int]:
-        eos_ids = frozenset() if params.ignore_eos else self._eos_ids
-        return eos_ids | frozenset(params.stop_token_ids)
-
-    async def _compiled(
-        self, params: SamplingParams, prompt_ids: list[int]
-    ) -> CompiledGrammar | None:
-        """What keeps the output to the grammar and the tokens that are asked for."""
-        grammar, allowed = params.grammar, params.allowed_token_ids
-        compiled = None if grammar is None else await self._grammars.compile(grammar)
-        if allowed is not None:
-            compiled = AllowedTokens(allowed, self._runner.info.vocab_size, compiled)
-        ngram_size = params.no_repeat_ngram_size
-        sequences = list(params.bad_words_ids)
-        if params.bad_words:
-            encode = partial(self.tokenizer.encode_now, add_special_tokens=False)
-            sequences += await asyncio.to_thread(word_sequences, params.bad_words, encode)
-        if ngram_size or sequences:
-            compiled = BannedSequences(
-                prompt_ids, ngram_size=ngram_size, sequences=sequences, grammar=compiled
-            )
-        if params.thinking is None:
-            return compiled
-        end_ids = self.tokenizer.encode_now(params.thinking.end, add_special_tokens=False)
-        return ThinkingLimit(params.thinking, end_ids, self.tokenizer.bytes_of, compiled)
 
     def unpin(self, session: str) -> None:
         """Let go of the blocks that are kept for a session."""
@@ -428,19 +361,3 @@ class EngineCore:
     def _retry_after_s(self, num_waiting: int) -> float:
         seconds = time.monotonic() - self._started_s
         return retry_after_s(num_waiting, self._totals.num_finished_requests, seconds)
-
-
-def _check_capacities(runner: Runner) -> None:
-    info = runner.info
-    for name, value in (
-        ("max_num_batched_tokens", info.max_num_batched_tokens),
-        ("max_logit_rows", info.max_logit_rows),
-    ):
-        if value < info.max_num_seqs:
-            raise ConfigError(
-                f"{name} is {value}, but must be at least max_num_seqs ({info.max_num_seqs}): "
-                "raise it, or lower max_num_seqs",
-                field=name,
-            )
-    if info.num_blocks * info.block_size < 2:
-        raise ConfigError("the KV cache holds less than two tokens", field="kv_cache_bytes")

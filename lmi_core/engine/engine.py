@@ -17,23 +17,20 @@ from typing import Any, Self, TypeVar
 
 from lmi_core.engine.completion import Completing
 from lmi_core.engine.core import EngineCore
-from lmi_core.engine.disk_blocks import DiskBlocks, open_disk_blocks
-from lmi_core.engine.fingerprint import FingerprintOf
 from lmi_core.engine.handover import Handover
 from lmi_core.engine.loop_thread import LoopThread
 from lmi_core.engine.lora_slots import LoraSlots
 from lmi_core.engine.make_request import Prompt, make_request
 from lmi_core.engine.outputs import TokenEvent
+from lmi_core.engine.parts import EngineParts, load_parts
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.engine.stats import EngineInfo, EngineObserver, EngineStats, LifeState, NullObserver
 from lmi_core.engine.stream import EventStream, batches
 from lmi_core.errors import EngineError, UserError
-from lmi_core.runners.load import load_runner, load_tokenizer
 from lmi_core.runners.runner import Runner
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.structured.compiler import GrammarCompiler
-from lmi_core.structured.library import load_library
 from lmi_core.text.tokenizer import Tokenizer
 from lmi_core.weights.gguf.directory import model_directory
 from lmi_core.weights.hf_config import check_directory
@@ -78,16 +75,13 @@ class Engine(Completing):
         if runner is None:
             check_directory(config.model)
         self.config = config
-        self._runner = runner
-        self._tokenizer = tokenizer
-        self._eos_token_ids = tuple(eos_token_ids)
+        self._parts: EngineParts | None = None
+        if runner is not None and tokenizer is not None:
+            self._parts = EngineParts(runner, tokenizer, tuple(eos_token_ids))
         self._observer = observer or NullObserver()
-        self._progress = progress
+        self._load_parts = partial(load_parts, config, progress, has_fingerprint=has_fingerprint)
         self._check_integrity = check_integrity
-        self._has_fingerprint = has_fingerprint
         self._core: EngineCore | None = None
-        self._fingerprint: FingerprintOf | None = None
-        self._disk: DiskBlocks | None = None
         self._state = LifeState.CREATED
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: LoopThread | None = None
@@ -118,8 +112,8 @@ class Engine(Completing):
                 await self._load()
         except BaseException:
             self._state = LifeState.STOPPED
-            if self._runner is not None:
-                self._runner.close()
+            if self._parts is not None:
+                self._parts.runner.close()
             self._close_thread()
             raise
 
@@ -130,9 +124,8 @@ class Engine(Completing):
             await self._on_loop(self._core.stop(drain=drain, timeout_s=timeout_s))
         self._state = LifeState.STOPPED
         self._close_thread()
-        for opened in (self._fingerprint, self._disk):
-            if opened is not None:
-                await asyncio.to_thread(opened.close)
+        if self._parts is not None:
+            await asyncio.to_thread(self._parts.close)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -228,19 +221,11 @@ class Engine(Completing):
     def abort(self, request_id: str) -> None:
         """End a request at any moment, from any thread; its reader gets a last event. Does nothing
         when there is no such request."""
-        core = self._usable_core()
-        if self._thread is not None:
-            self._thread.call(core.abort, request_id)
-        else:
-            core.abort(request_id)
+        self._call(self._usable_core().abort, request_id)
 
     def unpin(self, session: str) -> None:
         """Keep a session's blocks no longer than others', from any thread. Idempotent."""
-        core = self._usable_core()
-        if self._thread is not None:
-            self._thread.call(core.unpin, session)
-        else:
-            core.unpin(session)
+        self._call(self._usable_core().unpin, session)
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text, as a request's prompt would have them."""
@@ -277,7 +262,8 @@ class Engine(Completing):
     def fingerprint(self) -> str | None:
         """Digests of the weights, the build, the instruction set and the formats: two engines with
         the same give a request the same tokens. None: a large model's isn't known yet."""
-        return None if self._fingerprint is None else self._fingerprint.text
+        fingerprint = None if self._parts is None else self._parts.fingerprint
+        return None if fingerprint is None else fingerprint.text
 
     def adapter_digest(self, name: str) -> str:
         """Of the files of the adapter that a request of this name is computed with; "" for the base
@@ -315,47 +301,28 @@ class Engine(Completing):
 
     async def _load(self) -> None:
         self._loop = asyncio.get_running_loop()
-        is_given = self._runner is not None
-        if not is_given:
-            await asyncio.to_thread(self._load_model)
-        assert self._runner is not None
-        assert self._tokenizer is not None
-        lora = self.config.lora
-        default, outlast = "" if lora is None else lora.default, self._disk is not None
-        adapters = LoraSlots(self._runner, default, outlast=outlast)
+        is_given = self._parts is not None
+        if self._parts is None:
+            self._parts = await asyncio.to_thread(self._load_parts)
+        parts, lora = self._parts, self.config.lora
+        default, outlast = "" if lora is None else lora.default, parts.disk is not None
+        adapters = LoraSlots(parts.runner, default, outlast=outlast)
         for name, path in () if lora is None else lora.adapters:
             await adapters.load(name, path)
-        grammars = GrammarCompiler(
-            partial(
-                load_library,
-                self._tokenizer,
-                vocab_size=self._runner.info.vocab_size,
-                eos_token_ids=sorted(set(self._eos_token_ids)),
-            )
-        )
+        grammars = GrammarCompiler(parts.load_grammars)
         if not is_given:
             await asyncio.to_thread(grammars.prepare)
         self._core = EngineCore(
             self.config,
-            self._runner,
-            self._tokenizer,
-            self._eos_token_ids,
+            parts.runner,
+            parts.tokenizer,
+            parts.eos_token_ids,
             self._observer,
             adapters,
             grammars,
             check_integrity=self._check_integrity,
-            disk=self._disk,
+            disk=parts.disk,
         )
-
-    def _load_model(self) -> None:
-        self._runner, files = load_runner(self.config, self._progress)
-        self._eos_token_ids = files.eos_token_ids
-        self._tokenizer = load_tokenizer(self.config, self._runner.info.vocab_size)
-        keeps_blocks = self.config.prefix_cache_dir is not None
-        self._fingerprint = FingerprintOf(self.config, self._runner.info)
-        if self._has_fingerprint or keeps_blocks:
-            self._fingerprint.start(waits=keeps_blocks)
-        self._disk = open_disk_blocks(self.config, self._runner, self._fingerprint.text)
 
     async def _subscribe_across(
         self, core: EngineCore, request: GenerationRequest, notify: Callable[[], None]
@@ -376,6 +343,12 @@ class Engine(Completing):
             raise
         stream.abort = partial(thread.call, core.abort, request.request_id)
         return stream
+
+    def _call(self, function: Callable[[str], None], name: str) -> None:
+        if self._thread is not None:
+            self._thread.call(function, name)
+        else:
+            function(name)
 
     async def _on_loop(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Await a coroutine of the engine's loop from whichever loop is running."""

@@ -17,6 +17,7 @@ from lmi_core.engine.scheduler import Scheduler
 from lmi_core.engine.sequence import ActiveRequest, Sequence
 from lmi_core.engine.stats import EngineObserver, EngineTotals, StepRecord
 from lmi_core.engine.step_costs import StepCosts
+from lmi_core.engine.step_filling import fill
 from lmi_core.errors import CapacityError, EngineError, UserError
 from lmi_core.runners.runner import (
     AheadRunner,
@@ -26,7 +27,7 @@ from lmi_core.runners.runner import (
     Runner,
     StatesRunner,
 )
-from lmi_core.structured.mask_threads import MaskThreads
+from lmi_core.structured.mask_threads import MaskThreads, MissingMask
 
 if TYPE_CHECKING:
     from lmi_core._native import Step
@@ -175,8 +176,9 @@ class StepLoop:
             return None
         step = self._next_step()
         done = asyncio.get_running_loop().create_future()
+        masks: list[MissingMask] = []
         try:
-            self._scheduler.fill(plan, step)
+            masks = fill(plan, step)
             submitted_s = time.monotonic()
             self._submit_chain(plan)
             if plan.wants_states:
@@ -185,11 +187,11 @@ class StepLoop:
                 self._runner.submit(step)
             self._in_flight.append(done)
         except Exception as error:
-            self._drop_masks()
+            _drop(masks)
             _log.exception("a step couldn't be submitted")
             self._fail(plan, str(error))
             return None
-        self._masks.fill(self._scheduler.missing_masks())
+        self._masks.fill(masks)
         return Submitted(plan, step, submitted_s, done)
 
     def _submit_ahead(self, submitted: Submitted) -> Submitted | None:
@@ -201,24 +203,20 @@ class StepLoop:
             return None
         step = self._next_step()
         done = asyncio.get_running_loop().create_future()
+        masks: list[MissingMask] = []
         try:
-            logit_rows = self._scheduler.fill_ahead(plan, step)
+            logit_rows, masks = self._scheduler.fill_ahead(plan, step)
             submitted_s = time.monotonic()
             self._submit_chain(plan)
             cast(AheadRunner, self._runner).submit_ahead(step, logit_rows)
             self._in_flight.append(done)
         except Exception:
-            self._drop_masks()
+            _drop(masks)
             _log.exception("a step couldn't be submitted before the last one completed")
             self._scheduler.cancel_ahead(plan)
             return None
-        self._masks.fill(self._scheduler.missing_masks())
+        self._masks.fill(masks)
         return Submitted(plan, step, submitted_s, done)
-
-    def _drop_masks(self) -> None:
-        """Of a step that wasn't submitted: a chain before it may have been, and waits for them."""
-        for mask in self._scheduler.missing_masks():
-            mask.settle(None, None)
 
     def _submit_chain(self, plan: Plan) -> None:
         if plan.chain is not None:
@@ -315,3 +313,9 @@ class StepLoop:
             request.stream.finish(EngineError(f"the engine's loop failed: {error}"))
             request.stream.notify()
         self._requests.clear()
+
+
+def _drop(masks: Iterable[MissingMask]) -> None:
+    """Of a step that wasn't submitted: a chain before it may have been, and waits for them."""
+    for mask in masks:
+        mask.settle(None, None)

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import partial
 from typing import TYPE_CHECKING
 
 from lmi_core.engine.commit import Commit, Output, PromptChunk
 from lmi_core.engine.deadlines import Deadlines
 from lmi_core.engine.fair_shares import FairShares
 from lmi_core.engine.kv_memory import KvMemory
-from lmi_core.engine.model_drafts import DraftChain
-from lmi_core.engine.outputs import FinishReason
 from lmi_core.engine.policy import Plan, Policy, Queues, preempt
 from lmi_core.engine.searches import SearchMoves
 from lmi_core.engine.sequence import ActiveRequest, Sequence, SequenceState
 from lmi_core.engine.speculation import Speculation
-from lmi_core.models.pooling_head import LogitRows
-from lmi_core.structured.chained_mask import ChainedMask
+from lmi_core.engine.step_filling import add_following, add_known
 from lmi_core.structured.mask_threads import MissingMask
-from lmi_core.structured.matcher import Matcher
 from lmi_core.weights.formats import FloatArray
 
 if TYPE_CHECKING:
@@ -27,7 +22,8 @@ if TYPE_CHECKING:
 
 
 class Scheduler:
-    """A state machine without I/O: ``plan``, ``fill``, then ``commit`` or ``fail``, in turn."""
+    """A state machine without I/O: ``plan``, then ``commit`` or ``fail`` of the step filled by it
+    (step_filling.py), in turn."""
 
     def __init__(
         self,
@@ -49,8 +45,6 @@ class Scheduler:
         self.num_preemptions = 0
         self.num_restoring = 0
         """Sequences that are RESTORING."""
-        self._masked: list[MissingMask] = []
-        """Of the step being submitted."""
 
     @property
     def num_running(self) -> int:
@@ -145,29 +139,24 @@ class Scheduler:
         self._policy.pass_step()
         return ahead
 
-    def fill_ahead(self, ahead: Plan, step: Step) -> list[int]:
-        """Write the plan into a step buffer. Its token ids are what the logit rows returned, of the
-        step in flight, will have sampled; -1: the ids are known."""
+    def fill_ahead(self, ahead: Plan, step: Step) -> tuple[list[int], list[MissingMask]]:
+        """As ``fill``. Of the logit rows returned, of the step in flight, its token ids are what
+        they will have sampled; -1: the ids are known."""
         step.clear()
-        self._masked = []
         following = ahead.sequences[: ahead.num_following]
         known = ahead.sequences[ahead.num_following :]
-        for sequence in following:
-            start, row = len(sequence.token_ids), sequence.row
-            slot = sequence.request.adapter_slot
-            sequence.ahead_row = step.add([0], start, row, row, "last", slot)
+        add_following(following, step)
         for sequence in known:
             sequence.num_scheduled = 1
         if self._speculation is not None:
             self._speculation.add_drafts(ahead, known, self.num_running)
-        for sequence in known:
-            self._fill_one(sequence, step, ahead.chain)
+        masks = add_known(known, step, ahead.chain)
         if ahead.chain is not None:
             ahead.chain.lead_to(step)
         for sequence in following:
             sequence.num_ahead = 1
         rows = [sequence.logit_row for sequence in following]
-        return rows + [-1] * (step.num_tokens - len(rows))
+        return rows + [-1] * (step.num_tokens - len(rows)), masks
 
     def cancel_ahead(self, ahead: Plan) -> None:
         """It couldn't be submitted."""
@@ -175,67 +164,6 @@ class Scheduler:
             sequence.num_ahead = 0
         for sequence in ahead.sequences[ahead.num_following :]:
             sequence.step_over()
-
-    def fill(self, plan: Plan, step: Step) -> None:
-        """Write the plan into a step buffer; masks are missing, see ``missing_masks``."""
-        step.clear()
-        self._masked = []
-        for source, target in plan.copies:
-            step.add_copy(source, target)
-        for sequence in plan.sequences:
-            self._fill_one(sequence, step, plan.chain)
-        if plan.chain is not None:
-            plan.chain.lead_to(step)
-
-    def _fill_one(self, sequence: Sequence, step: Step, chain: DraftChain | None) -> None:
-        start = sequence.num_computed
-        end = start + sequence.num_scheduled
-        row, slot = sequence.row, sequence.request.adapter_slot
-        token_ids = sequence.token_ids
-        if sequence.drafts:
-            tokens = [token_ids[-1], *sequence.drafts]
-            sequence.logit_row = step.add(tokens, start, row, row, "drafts", slot)
-            if sequence.matcher is not None:
-                self._add_masks(sequence.matcher, sequence, sequence.logit_row, step, chain)
-            return
-        if sequence.request.is_scoring_prompt and sequence.is_scoring_prompt:
-            logit_row = step.add(token_ids[start:end], start, row, row, "all", slot)
-            if end < sequence.num_prompt:
-                step.set_target(logit_row + end - start - 1, token_ids[end])
-            sequence.logit_row = logit_row
-        else:
-            wanted: LogitRows = "last" if end == len(token_ids) else "none"
-            if sequence.row_sum is not None:
-                wanted = sequence.row_sum.wanted(start, wanted)
-            sequence.logit_row = step.add(
-                token_ids[start:end], start, row, row, wanted, slot, sequence.num_first
-            )
-        if sequence.matcher is not None and end == len(token_ids):
-            self._add_masks(sequence.matcher, sequence, step.num_logit_rows - 1, step)
-
-    def _add_masks(
-        self,
-        matcher: Matcher,
-        sequence: Sequence,
-        first_row: int,
-        step: Step,
-        chain: DraftChain | None = None,
-    ) -> None:
-        rows = range(first_row, step.num_logit_rows)
-        masks = [step.add_mask(row) for row in rows]
-        ready = partial(_masks_ready, sequence, step, rows)
-        drafted = None if chain is None else chain.masked.get(sequence)
-        if drafted is None:
-            missing = MissingMask(matcher, masks, ready, sequence.drafts)
-        else:
-            missing = ChainedMask(matcher, masks, ready, sequence.drafts, drafted)
-        self._masked.append(missing)
-
-    def missing_masks(self) -> list[MissingMask]:
-        """The masks that the step which was filled last waits for. A grammar that fails leaves its
-        own row without a token."""
-        masked, self._masked = self._masked, []
-        return masked
 
     def commit(self, plan: Plan, step: Step, rows: FloatArray | None = None) -> Commit:
         """Take over a completed step: append tokens, publish blocks, release what ended. ``rows``:
@@ -362,45 +290,14 @@ class Scheduler:
         return num_scored
 
     def _append(self, sequence: Sequence, token_id: int, logit_row: int) -> Output:
-        token_ids = sequence.token_ids
-        reason: FinishReason | None = None
-        if token_id < 0:
-            reason = FinishReason.ABORT
-        else:
-            token_ids.append(token_id)
+        reason = sequence.take(token_id)
+        if token_id >= 0:
             self._shares.note_generated(sequence)
-            if token_id in sequence.end_ids:
-                is_stop_id = token_id in sequence.request.request.params.stop_token_ids
-                reason = FinishReason.STOP if is_stop_id else FinishReason.EOS
-            elif sequence.matcher is not None and self._ends_grammar(sequence, token_id):
-                reason = FinishReason.EOS
-            elif len(token_ids) >= sequence.max_len:
-                reason = FinishReason.LENGTH
-        if sequence.error is not None:
-            reason = FinishReason.ABORT
-        num_generated = len(token_ids) - sequence.num_prompt
         if reason is not None:
             self.finish(sequence)
         elif sequence.needs_observe:
             self.memory.observe(sequence, token_id)
-        return Output(sequence, token_id, logit_row, num_generated, reason)
-
-    def _ends_grammar(self, sequence: Sequence, token_id: int) -> bool:
-        """Go on in the grammar by a token; whether the text ends here, without an id that says so:
-        there is no such id, it may not come yet, or there is no room for it."""
-        assert sequence.matcher is not None
-        try:
-            sequence.matcher.accept(token_id)
-        except Exception as error:
-            sequence.error = error
-            return True
-        if not sequence.matcher.is_complete:
-            if sequence.matcher.is_spent:
-                sequence.matcher = None
-            return False
-        length = len(sequence.token_ids)
-        min_length = sequence.num_prompt + sequence.request.request.params.min_new_tokens
-        return not sequence.has_eos or length < min_length or length >= sequence.max_len
+        return Output(sequence, token_id, logit_row, sequence.num_generated, reason)
 
     def fail(self, plan: Plan) -> list[ActiveRequest]:
         """Give up a failed step: nothing of it is published. Returns the requests it served, all of
@@ -483,11 +380,3 @@ def _states_by_sequence(
         for sequence, first in zip(plan.sequences, firsts, strict=True)
         if sequence.request.wants_states
     }
-
-
-def _masks_ready(
-    sequence: Sequence, step: Step, logit_rows: range, error: Exception | None
-) -> None:
-    sequence.error = error
-    for row in logit_rows:
-        step.set_mask_ready(row)

@@ -9,7 +9,7 @@ from typing import Literal
 from lmi_core.engine.beam_search import BeamSearch
 from lmi_core.engine.contrastive_search import ContrastiveSearch
 from lmi_core.engine.lora_slots import LoraSlot
-from lmi_core.engine.outputs import TokenLogprob
+from lmi_core.engine.outputs import FinishReason, TokenLogprob
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.stats import RequestRecord
 from lmi_core.engine.stream import EventStream
@@ -165,6 +165,37 @@ class Sequence:
         self.num_scheduled, self.num_ahead = self.num_ahead, 0
         self.logit_row = self.ahead_row
         self.drafts = []
+
+    def take(self, token_id: int) -> FinishReason | None:
+        """Append what was sampled, -1: nothing could be; returns why the text ends with it."""
+        if token_id < 0:
+            return FinishReason.ABORT
+        self.token_ids.append(token_id)
+        reason: FinishReason | None = None
+        if token_id in self.end_ids:
+            is_stop_id = token_id in self.request.request.params.stop_token_ids
+            reason = FinishReason.STOP if is_stop_id else FinishReason.EOS
+        elif self.matcher is not None and self._ends_grammar(self.matcher, token_id):
+            reason = FinishReason.EOS
+        elif len(self.token_ids) >= self.max_len:
+            reason = FinishReason.LENGTH
+        return reason if self.error is None else FinishReason.ABORT
+
+    def _ends_grammar(self, matcher: Matcher, token_id: int) -> bool:
+        """Go on in the grammar by a token; whether the text ends here, without an id that says so:
+        there is no such id, it may not come yet, or there is no room for it."""
+        try:
+            matcher.accept(token_id)
+        except Exception as error:
+            self.error = error
+            return True
+        if not matcher.is_complete:
+            if matcher.is_spent:
+                self.matcher = None
+            return False
+        length = len(self.token_ids)
+        min_length = self.num_prompt + self.request.request.params.min_new_tokens
+        return not self.has_eos or length < min_length or length >= self.max_len
 
     @property
     def can_run_ahead(self) -> bool:

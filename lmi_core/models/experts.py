@@ -36,7 +36,7 @@ def load_experts(
     rows = None if slicing.num_ranks == 1 else own
 
     def gate_up() -> Linear:
-        split = partial(expert_parts, experts, num_parts=2, as_blocks=reader.keeps_blocks)
+        split = partial(expert_parts, experts, num_parts=2, as_blocks=reader.packing.keeps_blocks)
         tensors = [prefix + name for name in gate_up_names(experts)]
         weight = reader.experts(tensors, split, gated=True, rows=rows)
         if not experts.bias:
@@ -49,7 +49,7 @@ def load_experts(
         return Linear(weight, np.ascontiguousarray(bias).ravel())
 
     def down() -> Linear:
-        split = partial(expert_parts, experts, num_parts=1, as_blocks=reader.keeps_blocks)
+        split = partial(expert_parts, experts, num_parts=1, as_blocks=reader.packing.keeps_blocks)
         tensors = [prefix + name for name in down_names(experts)]
         inputs = None if slicing.is_whole else slices
         weight = reader.experts(tensors, split, gated=False, inputs=inputs)
@@ -60,7 +60,7 @@ def load_experts(
         return Linear(weight, reader.vector(name).ravel() if slicing.rank == 0 else None)
 
     routed = Experts(
-        router=reader.linear([prefix + names.router], format=reader.weight_format),
+        router=reader.linear([prefix + names.router], format=reader.packing.weight_format),
         choice_bias=reader.vector(prefix + names.choice_bias) if experts.choice_bias else None,
         gate_up=gate_up(),
         down=down(),
@@ -69,7 +69,7 @@ def load_experts(
         return routed, None
     inner = experts.shared_size
     shared = Experts(
-        router=reader.linear([prefix + names.shared_router], format=reader.weight_format),
+        router=reader.linear([prefix + names.shared_router], format=reader.packing.weight_format),
         choice_bias=None,
         gate_up=reader.linear(
             [prefix + names.shared_gate, prefix + names.shared_up],

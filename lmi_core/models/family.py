@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lmi_core.errors import UserError
-from lmi_core.models.pooling import PURPOSES, PoolingSpec, read_pooling, task_of
+from lmi_core.models.pooling import PoolingSpec, read_pooling, task_of
 from lmi_core.models.pooling_head import HeadLayer
 from lmi_core.models.rope_config import rope_spec, scaled_max_positions
 from lmi_core.models.spec import (
@@ -111,15 +111,10 @@ def spec_and_pooling(
     pooling = read_pooling(config, task, is_causal=spec.is_causal)
     if pooling is None:
         return spec, None
-    if asked.device != "cpu":
+    if not spec.is_causal and asked.kv_dtype.startswith(("int8", "fp8")):
         raise UserError(
-            f"{config.architecture} is served for {PURPOSES[task]}, which only device=cpu computes",
-            field="device",
-        )
-    if not spec.is_causal and asked.kv_dtype == "int8":
-        raise UserError(
-            f"kv_dtype is int8, but {config.architecture} keeps no keys and values beyond a step: "
-            "leave it out",
+            f"kv_dtype is {asked.kv_dtype}, but {config.architecture} keeps no keys and values "
+            "beyond a step: leave it out",
             field="kv_dtype",
         )
     pooling = replace(

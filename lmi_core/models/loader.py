@@ -27,6 +27,7 @@ from lmi_core.models.smoothing import LayerFactors, Smoothing
 from lmi_core.models.spec import DecoderSpec
 from lmi_core.models.tensor_check import check_quantized, check_tensors, without_heads
 from lmi_core.models.tensor_reader import Progress, TensorReader
+from lmi_core.models.weight_packing import WeightPacking
 from lmi_core.models.weights import (
     DecoderWeights,
     WeightBackend,
@@ -238,15 +239,10 @@ def load_weights(
     if spec.rounds_embedding_scale and weight_format == "bf16":
         spec = replace(spec, embedding_scale=_to_bf16(spec.embedding_scale))
     scale_names = kv_scale_names(spec, names, tensors)
-    reader = TensorReader(
-        needed_tensors([*shapes, *scale_names], tensors, quantized),
-        quantized,
-        backend,
-        weight_format,
-        made,
-        progress,
-        keeps_halves=found.checkpoint.gguf_architecture is not None,
-    )
+    keeps_halves = found.checkpoint.gguf_architecture is not None
+    packing = WeightPacking(backend, weight_format, made, keeps_halves=keeps_halves)
+    needed = needed_tensors([*shapes, *scale_names], tensors, quantized)
+    reader = TensorReader(needed, quantized, backend, packing, progress)
     head_format: PackFormat = weight_format if made is None else "int8"
     factors = _layer_factors(spec, smoothing, keeps_values=bool(scale_names))
     fuses_gate = asked.lora is None
@@ -254,13 +250,13 @@ def load_weights(
         reader, spec, head_format, factors, fuses_gate=fuses_gate, slicing=slicing
     )
     head = None if found.pooling is None else _load_head(reader, asked.model, spec, found.pooling)
-    _warn(reader, weight_format)
+    packing.report()
     model = LoadedModel(
         path=asked.model,
         spec=slicing.spec(spec),
         weights=weights,
         dtype=weight_format,
-        quantize=made or reader.kept_format,
+        quantize=made or packing.kept_format,
         eos_token_ids=config.eos_token_ids,
         bos_token_id=config.bos_token_id,
         pooling=found.pooling,
@@ -304,28 +300,6 @@ def needed_tensors(
         if tensors[name].dtype in FP8_DTYPES and (scale := scale_of(tensors[name], tensors)):
             needed[scale.name] = scale
     return needed
-
-
-def _warn(reader: TensorReader, weight_format: WeightFormat) -> None:
-    """Say what of the checkpoint's quantisation isn't as it was."""
-    if "fp8" in reader.widened:
-        _log.warning(
-            "the checkpoint's fp8 weights are held as %s here; quantize=int8 keeps them as small "
-            "as they are",
-            weight_format,
-        )
-    if reader.widened & {"int4", "int8"}:
-        _log.warning(
-            "matrices that are multiplied as one are quantised in part or in different ways: they "
-            "are held as %s",
-            weight_format,
-        )
-    if reader.most_rounding > 0:
-        _log.warning(
-            "scales of the checkpoint's int4 weights are rounded to fp16: they change by at most "
-            "%.2g %%",
-            100 * reader.most_rounding,
-        )
 
 
 def _native_backend() -> WeightBackend:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -15,24 +13,24 @@ import numpy.typing as npt
 from lmi_core.errors import ModelError
 from lmi_core.models.linears import RowIds
 from lmi_core.models.slices import Bounds
+from lmi_core.models.weight_packing import WeightPacking
 from lmi_core.models.weights import Linear, MappedFile, Table, WeightBackend
 from lmi_core.ops.graph import JoinedWeight, LinearWeight, SlicedWeight
 from lmi_core.weights.block_matrix import BlockMatrix
 from lmi_core.weights.finite import NotFiniteError, check_finite
-from lmi_core.weights.float_code_matrix import CODE_BLOCK, FloatCodeMatrix
+from lmi_core.weights.float_code_matrix import FloatCodeMatrix
 from lmi_core.weights.float_tensors import DTYPES, to_float32
-from lmi_core.weights.formats import BlockFormat, FloatArray, PackFormat, Quantization, WeightFormat
+from lmi_core.weights.formats import FloatArray, PackFormat
 from lmi_core.weights.fp8_checkpoint import FP8_DTYPES, scale_of
 from lmi_core.weights.fp8_matrix import Fp8Matrix, expand_scales
 from lmi_core.weights.gguf.types import BLOCK_TYPES
 from lmi_core.weights.integer_matrix import IntegerMatrix
-from lmi_core.weights.made_codes import smoothed, through_codes, to_eetq, to_fp8, to_int8
+from lmi_core.weights.made_codes import smoothed
 from lmi_core.weights.matrix import (
     Matrix,
     as_floats,
     dense,
     in_order,
-    inputs_of,
     rows_of,
     unit_rows,
 )
@@ -43,10 +41,6 @@ from lmi_core.weights.safetensors_file import TensorInfo
 Progress = Callable[[int, int], None]
 """Called with the bytes loaded so far and in all."""
 
-_FORMATS: tuple[Quantization, ...] = ("int4", "int8", "fp8")
-_OwnFormat = BlockFormat | Literal["fp16", "nf4", "fp4"]
-"""That only products of their own kind take."""
-
 
 class TensorReader:
     """Takes tensors out of their files, each once, and reports how far it is."""
@@ -56,45 +50,18 @@ class TensorReader:
         tensors: Mapping[str, TensorInfo],
         quantized: StoredLayers,
         backend: WeightBackend,
-        weight_format: WeightFormat,
-        quantize: Quantization | None,
+        packing: WeightPacking,
         progress: Progress | None,
-        *,
-        keeps_halves: bool = False,
     ) -> None:
-        """``keeps_halves``: fp16 matrices stay so where ``backend`` has products with them."""
-        self.kept: set[Quantization] = set()
-        """What matrices of layers were in the checkpoint, and still are."""
-        self.widened: set[Quantization] = set()
-        """What they were where they are of ``weight_format`` now."""
-        self.own_formats: Counter[_OwnFormat] = Counter()
-        """Weights of matrices that only products of their own kind take."""
-        self.most_rounding = 0.0
-        """The largest change of a scale, relative to it."""
         self._tensors = tensors
         self._quantized = quantized
         self._backend = backend
-        self.weight_format = weight_format
-        self._quantize = quantize
+        self.packing = packing
         self._progress = progress
-        self._keeps_halves = keeps_halves and backend.keeps_blocks
         self._files: dict[Path, MappedFile] = {}
         self._packed_tables: set[str] = set()
         self._num_bytes_done = 0
         self._num_bytes = sum(tensor.num_bytes for tensor in tensors.values())
-
-    @property
-    def keeps_blocks(self) -> bool:
-        """Whether matrices that are in blocks stay so."""
-        return self._backend.keeps_blocks and self._quantize is None
-
-    @property
-    def kept_format(self) -> str | None:
-        """Of the smallest of the matrices that were kept; of blocks, all there are, those of most
-        weights first."""
-        if self.own_formats:
-            return ", ".join(name for name, _ in self.own_formats.most_common())
-        return next((name for name in _FORMATS if name in self.kept), None)
 
     def linear(
         self,
@@ -121,7 +88,7 @@ class TensorReader:
             parts = [np.ascontiguousarray(part.T) for part in dense(parts)]
         if rows is not None:
             parts = in_order(parts, rows)
-        if self._quantize == "smoothquant" and format is None:
+        if self.packing.quantize == "smoothquant" and format is None:
             with self._naming_damage(weight_names):
                 parts = smoothed(parts, column_factors, row_divisors)
         if normed:
@@ -130,10 +97,11 @@ class TensorReader:
             half = len(parts[0]) // 2
             parts = [rows_of(parts[0], slice(half)), rows_of(parts[0], slice(half, None))]
         weight: LinearWeight | JoinedWeight | SlicedWeight
-        if inputs is not None:
-            weight = self._sliced([parts], weight_names, inputs, format=format)
-        else:
-            weight = self._pack(parts, weight_names, gated=gated, format=format)
+        with self._naming_damage(weight_names):
+            if inputs is not None:
+                weight = self.packing.sliced([parts], weight_names, inputs, format=format)
+            else:
+                weight = self.packing.pack(parts, weight_names, gated=gated, format=format)
         for name in weight_names:
             self._release(self._stored_as(name))
         self._check_spare_biases(prefixes)
@@ -143,97 +111,6 @@ class TensorReader:
             bias = bias if rows is None else bias[rows]
             bias = bias if row_divisors is None else bias / row_divisors
         return Linear(weight, bias)
-
-    def _pack(
-        self,
-        parts: Sequence[Matrix],
-        names: Sequence[str],
-        *,
-        gated: bool = False,
-        format: PackFormat | None = None,
-    ) -> LinearWeight | JoinedWeight:
-        """As one, or side by side where each stays as it is in a format of its own."""
-        own = {self._own_format(part) for part in parts}
-        if len(own) > 1:
-            return JoinedWeight(
-                tuple(
-                    self._pack_one([part], [name], format=format)
-                    for part, name in zip(parts, names, strict=True)
-                )
-            )
-        return self._pack_one(parts, names, gated=gated, format=format)
-
-    def _sliced(
-        self,
-        experts: Sequence[Sequence[Matrix]],
-        names: Sequence[str],
-        bounds: Bounds,
-        *,
-        format: PackFormat | None = None,
-    ) -> SlicedWeight:
-        """Of one matrix, or of several experts', slices of inputs."""
-        slices = []
-        for first, end in bounds:
-            try:
-                own = [[inputs_of(part, first, end) for part in parts] for parts in experts]
-            except ValueError as error:
-                raise ModelError(
-                    f"{names[0]} can't be cut for tensor_parallel_degree or tp_invariant: {error}; "
-                    "write another degree, or leave them out",
-                    field="option.tensor_parallel_degree",
-                ) from None
-            labels = [f"{names[0]}[{first}:{end}]"]
-            if len(own) == 1:
-                slices.append(self._pack_one(own[0], labels, format=format))
-            else:
-                slices.append(self._pack_experts(own, labels, gated=False))
-        return SlicedWeight(tuple(slices))
-
-    def _pack_one(
-        self,
-        parts: Sequence[Matrix],
-        names: Sequence[str],
-        *,
-        gated: bool = False,
-        format: PackFormat | None = None,
-    ) -> LinearWeight:
-        own = self._own_format(parts[0])
-        if own is not None:
-            self.own_formats[own] += sum(len(part) * part.shape[1] for part in parts)
-        chosen = own or self._kept_format(parts) or format or self._layer_format(parts)
-        if any(isinstance(part, IntegerMatrix) and part.format != chosen for part in parts):
-            parts = [*dense(parts)]
-        with self._naming_damage(names):
-            parts, packed = self._made(parts, chosen)
-            return self._backend.pack(parts, names=names, format=packed, gated=gated)
-
-    def _made(
-        self, parts: Sequence[Matrix], chosen: PackFormat | Quantization
-    ) -> tuple[Sequence[Matrix], PackFormat]:
-        """``parts`` for packing as ``chosen``, and the format that they are packed in."""
-        if chosen == "smoothquant":
-            return parts, "int8"
-        if chosen == "llm_int8":
-            return [to_int8(part, "llm_int8") for part in as_floats(parts)], "int8"
-        if chosen == "eetq":
-            return [to_eetq(part) for part in as_floats(parts)], "int8"
-        if chosen == "nf4" or chosen == "fp4":
-            if any(isinstance(part, FloatCodeMatrix) for part in parts):
-                return parts, chosen
-            made = [through_codes(part, chosen) for part in as_floats(parts)]
-            has_blocks = parts[0].shape[1] % CODE_BLOCK == 0
-            return made, chosen if has_blocks else self.weight_format
-        if chosen == "fp8" and not all(isinstance(part, Fp8Matrix) for part in parts):
-            in_fp8 = [to_fp8(part) for part in as_floats(parts)]
-            return in_fp8, "fp8" if self._backend.keeps_fp8(in_fp8) else self.weight_format
-        return parts, chosen
-
-    def _own_format(self, part: Matrix) -> _OwnFormat | None:
-        """Of a matrix that only products of its own kind take as it is."""
-        if isinstance(part, BlockMatrix | FloatCodeMatrix):
-            return part.format
-        is_half = isinstance(part, np.ndarray) and part.dtype == np.float16
-        return "fp16" if is_half and self._keeps_halves else None
 
     def experts(
         self,
@@ -255,35 +132,15 @@ class TensorReader:
             ]
         if rows is not None:
             experts = [[rows_of(part, rows) for part in parts] for parts in experts]
-        if inputs is not None:
-            sliced = self._sliced(experts, names, inputs)
-            self._release_all(names)
-            return sliced
-        weight = self._pack_experts(experts, names[:1], gated=gated)
-        self._release_all(names)
-        return weight
-
-    def _release_all(self, names: Sequence[str]) -> None:
+        weight: LinearWeight | SlicedWeight
+        with self._naming_damage(names):
+            if inputs is not None:
+                weight = self.packing.sliced(experts, names, inputs)
+            else:
+                weight = self.packing.pack_experts(experts, names[:1], gated=gated)
         for name in names:
             self._release(self._stored_as(name))
-
-    def _pack_experts(
-        self, experts: list[list[Matrix]], names: Sequence[str], *, gated: bool
-    ) -> LinearWeight:
-        parts = [part for expert in experts for part in expert]
-        own = {self._own_format(part) for part in parts}
-        kept = own.pop() if len(own) == 1 else None
-        if kept is not None:
-            self.own_formats[kept] += sum(len(part) * part.shape[1] for part in parts)
-        chosen = kept or self._kept_format(parts) or self._layer_format(parts)
-        coded = (part for part in parts if isinstance(part, IntegerMatrix | BlockMatrix))
-        if any(part.format != chosen for part in coded):
-            experts = [[*dense(expert)] for expert in experts]
-        with self._naming_damage(names):
-            made = [self._made(expert, chosen) for expert in experts]
-            return self._backend.pack_experts(
-                [parts for parts, _ in made], names=names, format=made[0][1], gated=gated
-            )
+        return weight
 
     def heads(
         self, name: str, split: Callable[[FloatArray], Sequence[Sequence[FloatArray]]]
@@ -299,7 +156,7 @@ class TensorReader:
                 self._backend.pack_experts(
                     [[head] for head in heads],
                     names=[f"{name} {i}"],
-                    format=self.weight_format,
+                    format=self.packing.weight_format,
                     gated=False,
                 )
                 for i, heads in enumerate(split(floats))
@@ -316,7 +173,8 @@ class TensorReader:
         """The embedding, or these of its rows, packed as the output head, which may have a bias of
         its own; its source pages go, the mapping stays."""
         rows = rows or slice(None)
-        weight = self._pack([rows_of(self.matrix(name), rows)], [name], format=format)
+        with self._naming_damage([name]):
+            weight = self.packing.pack([rows_of(self.matrix(name), rows)], [name], format=format)
         self._packed_tables |= {name} if rows == slice(None) else set()
         tensor = self._tensors[name]
         self._file(tensor.path).drop(tensor.offset, tensor.num_bytes)
@@ -346,7 +204,7 @@ class TensorReader:
             return view
         if not self._backend.knows_finite and name not in self._packed_tables:
             check_finite(self._tensors[name], view)
-        if self._tensors[name].dtype == "F16" and not self._keeps_halves:
+        if self._tensors[name].dtype == "F16" and not self.packing.keeps_halves:
             view = to_float32(view, "F16")
             self._release([name])
         else:
@@ -375,41 +233,20 @@ class TensorReader:
             if file.is_lost:
                 raise ModelError(f"{path} was truncated while it was loaded")
 
-    def _kept_format(self, parts: Sequence[Matrix]) -> Quantization | None:
-        """Of matrices in integers that can be packed as one as they are; None: others."""
-        formats = {part.format if isinstance(part, IntegerMatrix) else None for part in parts}
-        kept = formats.pop() if len(formats) == 1 else None
-        if kept is not None:
-            self.kept.add(kept)
-        return kept
-
-    def _layer_format(self, parts: Sequence[Matrix]) -> PackFormat | Quantization:
-        if self._quantize is not None:
-            return self._quantize
-        in_fp8 = [part for part in parts if isinstance(part, Fp8Matrix)]
-        if len(in_fp8) == len(parts) and self._backend.keeps_fp8(in_fp8):
-            self.kept.add("fp8")
-            return "fp8"
-        if in_fp8:
-            self.widened.add("fp8")
-        self.widened |= {part.format for part in parts if isinstance(part, IntegerMatrix)}
-        return self.weight_format
-
     def matrix(self, name: str) -> Matrix:
         if name in self._quantized:
             matrix = self._quantized.matrix(
                 name,
                 integers=lambda tensor: self._view(tensor.name),
                 floats=self._floats,
-                note_rounding=self._note_rounding,
+                note_rounding=self.packing.note_rounding,
             )
             if isinstance(matrix, IntegerMatrix):
                 return matrix
             if isinstance(matrix, FloatCodeMatrix) and matrix.has_whole_blocks:
                 return matrix if self._backend.keeps_blocks else matrix.to_float32()
             if isinstance(matrix, WidenedMatrix) and matrix.to_blocks is not None:
-                is_kept = self._backend.keeps_blocks and self._quantize is None
-                return matrix.to_blocks() if is_kept else matrix.to_float32()
+                return matrix.to_blocks() if self.packing.keeps_blocks else matrix.to_float32()
             return matrix.to_float32()
         tensor = self._tensors[name]
         if tensor.dtype in BLOCK_TYPES:
@@ -447,9 +284,6 @@ class TensorReader:
                     "have no such bias; the checkpoint doesn't fit its config.json",
                     field="model",
                 )
-
-    def _note_rounding(self, change: float) -> None:
-        self.most_rounding = max(self.most_rounding, change)
 
     def _floats(self, tensor: TensorInfo) -> FloatArray:
         return to_float32(self._view(tensor.name), tensor.dtype)

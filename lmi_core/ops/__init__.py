@@ -1,9 +1,9 @@
 """One function per op, called by model code on handles while a step graph is recorded.
 
-Each appends a node to the graph of its handles, which devices lower to what they run.
+Each appends a node to the graph of its handles, which devices lower to what they run. Ops on the KV
+cache are in attention.py.
 """
 
-from lmi_core.ops.attention import attention, rope_cache_write
 from lmi_core.ops.embedding import add_positions, add_token_types, embed, gather_logit_rows
 from lmi_core.ops.experts import grouped_linear, route
 from lmi_core.ops.graph import Graph, Handle, KvCache, LinearWeight, LoraTable
@@ -30,7 +30,6 @@ __all__ = [
     "activation",
     "add_positions",
     "add_token_types",
-    "attention",
     "embed",
     "gated_activation",
     "gather_logit_rows",
@@ -45,7 +44,6 @@ __all__ = [
     "norm_heads",
     "output",
     "rms_norm",
-    "rope_cache_write",
     "route",
     "sample",
     "soft_cap",

@@ -32,6 +32,9 @@ class Sample:
         if (missing := _KEPT_ROWS - sum(map(len, self.kept))) > 0:
             self.kept.append(rows[:: max(1, len(rows) // 64)][:missing].copy())
 
+    def measured(self) -> None:
+        """Nothing: factors are found before."""
+
     @property
     def mean(self) -> FloatArray:
         assert self.total is not None

@@ -17,17 +17,20 @@ from lmi_core.local_model import open_local_model
 from lmi_core.models.linears import layer_linears
 from lmi_core.models.loader import FoundModel, find_model
 from lmi_core.progress import TerminalProgress
-from lmi_core.quantize.formats import FORMATS, NEEDING_TEXT, format_of, has_groups
+from lmi_core.quantize.formats import FORMATS, NEEDING_TEXT, Format, format_of, has_groups
+from lmi_core.quantize.gguf.mixes import MIXES
 from lmi_core.quantize.quantizer import Quantizer
-from lmi_core.quantize.stored import Shards, Stored
+from lmi_core.quantize.stored import Output, Shards, Stored
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.text.calibration_text import read_text, sequences_of
 from lmi_core.text.tokenizer import Tokenizer
 from lmi_core.units import megabytes
 from lmi_core.weights.float_tensors import FLOAT_DTYPES, read_array
+from lmi_core.weights.gguf.names import PATTERN
 from lmi_core.weights.hf_config import read_json_object
 from lmi_core.weights.quantized.settings import KEY
 
+ALL_FORMATS = (*FORMATS, *MIXES)
 _GROUP_SIZES = (128, 64, 32)
 _PER_WORD = 8
 _COPIED = (".json", ".txt", ".model", ".jinja")
@@ -36,13 +39,18 @@ _NOT_COPIED = ("config.json", "quantize_config.json", "quant_config.json")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", help="a model's directory, or its name on the hub")
-    parser.add_argument("out", type=Path, help="the directory to write; it must not exist")
-    parser.add_argument("--format", required=True, choices=FORMATS)
+    parser.add_argument(
+        "out",
+        type=Path,
+        help="the directory to write, or for GGUF a file's name; it must not exist",
+    )
+    parser.add_argument("--format", required=True, choices=ALL_FORMATS)
     parser.add_argument(
         "--text",
         type=Path,
-        help="a file of text like what the model will read; gptq and awq need it, and the formats "
-        "of compressed-tensors in integers get GPTQ's codes with it",
+        help="a file of text like what the model will read; gptq and awq need it, the formats of "
+        "compressed-tensors in integers get GPTQ's codes with it, and in GGUF weights count as "
+        "much as what they are multiplied with",
     )
     parser.add_argument(
         "--group-size",
@@ -65,13 +73,14 @@ def quantize(args: argparse.Namespace, flags: Sequence[str], default_model: Path
     config = replace(config, quantize=None, lora=None)
     found = find_model(config)
     _check_model(found)
-    group_size = _group_size(args.format, args.group_size, found)
+    group_size = 0 if args.format in MIXES else _group_size(args.format, args.group_size, found)
     partial = args.out.with_name(args.out.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
     try:
+        shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         num_bytes = _write(args, config, found, group_size, partial)
-        partial.rename(args.out)
+        made = partial / args.out.name
+        (made if made.is_file() else partial).rename(args.out)
     except OSError as error:
         raise UserError(f"{args.out} can't be written: {error.strerror}", field="out") from None
     finally:
@@ -89,6 +98,12 @@ def _check_arguments(args: argparse.Namespace) -> None:
             f"--format {args.format} needs --text FILE, on which it measures what layers read: a "
             "few hundred kilobytes like what the model will be asked",
             field="text",
+        )
+    if args.group_size is not None and not has_groups(args.format):
+        raise UserError(
+            f"--group-size {args.group_size} has no meaning in --format {args.format}, which "
+            "has no groups, or its own: leave it out",
+            field="group_size",
         )
     if args.num_sequences < 1:
         raise UserError(
@@ -152,19 +167,10 @@ def _write(
 ) -> int:
     """Everything that belongs into ``directory``; returns the bytes of the tensors."""
     spec = found.spec
-    embedding = found.tensors[spec.names.embedding]
-    format = format_of(
-        args.format,
-        group_size=group_size,
-        dtype=embedding.dtype if embedding.dtype in FLOAT_DTYPES else "F32",
-        has_text=args.text is not None,
-    )
     tokenizer = Tokenizer.load(config.model, vocab_size=spec.vocab_size)
     runs = LayerRuns(
         found, instruction_set=config.instruction_set, num_threads=config.num_threads or 0
     )
-    shards = Shards(directory)
-    progress = TerminalProgress(verb="Quantising")
     try:
         pieces = sequences_of(
             read_text(args.text, "--text"),
@@ -172,28 +178,85 @@ def _write(
             num_tokens=runs.max_tokens,
             max_sequences=args.num_sequences,
         )
-        quantizer = Quantizer(runs, found.tensors, format, runs.embedded(pieces))
-        written: set[str] = set()
-        total = sum(tensor.num_bytes for tensor in found.tensors.values())
-        done = 0
-        for layer_id, made in enumerate(quantizer.layers()):
-            names = _of_layer(found, layer_id)
-            done += sum(found.tensors[name].num_bytes for name in names)
-            kept = [name for name in names if name not in made.replaced]
-            shards.add(made.tensors | {name: _copied(found, name) for name in kept})
-            written |= names
-            progress.finish()
-            progress.say(f"layer {layer_id}: {made.loss:.2e} of what it adds is changed")
-            progress("layers", done, total)
-        progress.finish()
+        if args.format in MIXES:
+            return _write_gguf(args, found, tokenizer, runs, pieces, directory)
+        return _write_safetensors(args, found, group_size, runs, pieces, directory)
     finally:
         runs.close()
         tokenizer.close()
-    for name in sorted(found.tensors.keys() - written):
-        shards.add({name: _copied(found, name)})
+
+
+def _write_safetensors(
+    args: argparse.Namespace,
+    found: FoundModel,
+    group_size: int,
+    runs: LayerRuns,
+    pieces: Sequence[Sequence[int]],
+    directory: Path,
+) -> int:
+    embedding = found.tensors[found.spec.names.embedding]
+    format = format_of(
+        args.format,
+        group_size=group_size,
+        dtype=embedding.dtype if embedding.dtype in FLOAT_DTYPES else "F32",
+        has_text=args.text is not None,
+    )
+    shards = Shards(directory)
+    _add_all(found, format, runs, pieces, shards)
     shards.finish()
     _write_config(found, format.settings(), directory)
     return shards.num_bytes
+
+
+def _write_gguf(
+    args: argparse.Namespace,
+    found: FoundModel,
+    tokenizer: Tokenizer,
+    runs: LayerRuns,
+    pieces: Sequence[Sequence[int]],
+    directory: Path,
+) -> int:
+    from lmi_core.quantize.gguf.output import GgufFormat, GgufOutput
+
+    is_file = args.out.match(PATTERN)
+    name = args.out.name if is_file else f"{args.out.name}.gguf"
+    path = directory / f"{name}.partial"
+    output = GgufOutput(path, found, MIXES[args.format], tokenizer)
+    try:
+        format = GgufFormat(output.kinds, has_text=args.text is not None)
+        _add_all(found, format, runs, pieces, output)
+        output.finish()
+    finally:
+        output.close()
+    path.rename(directory / name)
+    return output.num_bytes
+
+
+def _add_all(
+    found: FoundModel,
+    format: Format,
+    runs: LayerRuns,
+    pieces: Sequence[Sequence[int]],
+    output: Output,
+) -> None:
+    """The model's tensors, those of layers in ``format``."""
+    progress = TerminalProgress(verb="Quantising")
+    quantizer = Quantizer(runs, found.tensors, format, runs.embedded(pieces))
+    written: set[str] = set()
+    total = sum(tensor.num_bytes for tensor in found.tensors.values())
+    done = 0
+    for layer_id, made in enumerate(quantizer.layers()):
+        names = _of_layer(found, layer_id)
+        done += sum(found.tensors[name].num_bytes for name in names)
+        kept = [name for name in names if name not in made.replaced]
+        output.add(made.tensors | {name: _copied(found, name) for name in kept})
+        written |= names
+        progress.finish()
+        progress.say(f"layer {layer_id}: {made.loss:.2e} of what it adds is changed")
+        progress("layers", done, total)
+    progress.finish()
+    for name in sorted(found.tensors.keys() - written):
+        output.add({name: _copied(found, name)})
 
 
 def _of_layer(found: FoundModel, layer_id: int) -> set[str]:

@@ -21,8 +21,9 @@ from lmi_core.weights.formats import FloatArray
 from lmi_core.weights.fp8_matrix import Fp8Matrix
 from lmi_core.weights.made_codes import to_fp8
 
-Method = Literal["nearest", "gptq", "awq"]
-"""How codes are found: each for itself; or with a text, by GPTQ, or by AWQ's factors."""
+Method = Literal["nearest", "gptq", "awq", "importance"]
+"""How codes are found: each for itself; or with a text, by GPTQ, by AWQ's factors, or each for
+itself with errors that count as much as the input is large."""
 
 
 class Format(Protocol):
@@ -36,10 +37,11 @@ class Format(Protocol):
         ...
 
     def make(
-        self, weights: FloatArray, factor: FloatArray | None
+        self, name: str, weights: FloatArray, measured: FloatArray | None
     ) -> tuple[Mapping[str, Stored], FloatArray]:
-        """The tensors of a linear [outputs, inputs], by what follows its name, and the weights that
-        they stand for. ``factor``: of its ``Hessian``, where the method is GPTQ."""
+        """The tensors of the linear [outputs, inputs] whose weight has this name, by what follows
+        its own, and the weights that they stand for. ``measured``: by GPTQ, of its ``Hessian`` the
+        factor; by importance, what its ``MeanSquares`` are."""
         ...
 
     def settings(self) -> dict[str, Any]:
@@ -58,12 +60,12 @@ class IntegerFormat:
     describe: Callable[[Grid, Method], dict[str, Any]]
 
     def make(
-        self, weights: FloatArray, factor: FloatArray | None
+        self, name: str, weights: FloatArray, measured: FloatArray | None
     ) -> tuple[Mapping[str, Stored], FloatArray]:
-        if factor is None:
+        if measured is None:
             coded = round_to_nearest(weights, self.grid)
         else:
-            coded = gptq(weights, self.grid, factor)
+            coded = gptq(weights, self.grid, measured)
         return self.pack(coded, self.scale_dtype), coded.floats()
 
     def settings(self) -> dict[str, Any]:
@@ -79,7 +81,7 @@ class Fp8Format:
     grid: Grid | None = None
 
     def make(
-        self, weights: FloatArray, factor: FloatArray | None
+        self, name: str, weights: FloatArray, measured: FloatArray | None
     ) -> tuple[Mapping[str, Stored], FloatArray]:
         made = to_fp8(weights)
         scales = to_stored(made.scales, self.scale_dtype)

@@ -18,16 +18,16 @@ _BLOCK = 128
 class Hessian:
     """Of the squared error of a linear's outputs, by its weights: the mean of x x^T."""
 
-    def __init__(self, num_inputs: int) -> None:
-        self.sum = np.zeros((num_inputs, num_inputs), np.float32)
+    def __init__(self) -> None:
+        self.sum = np.zeros((), np.float32)
         self.num_rows = 0
 
     def add(self, rows: FloatArray) -> None:
         """``rows`` [tokens, inputs] that the linear read."""
-        self.sum += rows.T @ rows
+        self.sum = self.sum + rows.T @ rows
         self.num_rows += len(rows)
 
-    def factor(self) -> FloatArray:
+    def measured(self) -> FloatArray:
         """The upper Cholesky factor of its damped inverse [inputs, inputs]."""
         hessian = self.sum.astype(np.float64) / max(self.num_rows, 1)
         diagonal = hessian.diagonal().copy()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
@@ -12,12 +13,29 @@ from lmi_core.models.linears import LayerLinear, LinearSource, layer_linears
 from lmi_core.models.smoothing import LayerFactors, Share, layer_factors
 from lmi_core.models.weights import bias_name
 from lmi_core.quantize.awq import Sample, best_factors
-from lmi_core.quantize.formats import Format
+from lmi_core.quantize.formats import Format, Method
 from lmi_core.quantize.gptq import Hessian
+from lmi_core.quantize.importance import MeanSquares
 from lmi_core.quantize.stored import Stored, rounded_to, to_stored
 from lmi_core.weights.formats import FloatArray
 from lmi_core.weights.matrix import as_floats
 from lmi_core.weights.safetensors_file import TensorInfo
+
+
+class Gathered(Protocol):
+    """What is kept of the rows that a linear reads."""
+
+    def add(self, rows: FloatArray) -> None: ...
+    def measured(self) -> FloatArray | None:
+        """What ``Format.make`` wants of them."""
+        ...
+
+
+_GATHERED: Mapping[Method, Callable[[], Gathered]] = {
+    "gptq": Hessian,
+    "awq": Sample,
+    "importance": MeanSquares,
+}
 
 
 @dataclass(slots=True)
@@ -64,13 +82,12 @@ class Quantizer:
         if self._format.method == "awq":
             factors = self._fold(layer_id, floats, self._chosen(layer_id, floats, seen), made)
         for linear, source in layer_linears(runs.spec, layer_id).items():
-            hessian = seen.get(linear)
-            root = hessian.factor() if isinstance(hessian, Hessian) else None
+            measured = seen[linear].measured() if linear in seen else None
             for name in self._names(layer_id, source):
                 smoothed = floats.pop(name)
                 if (columns := factors.columns.get(linear)) is not None:
                     smoothed = smoothed * columns
-                stored, kept = self._format.make(smoothed, root)
+                stored, kept = self._format.make(name, smoothed, measured)
                 module = name.removesuffix("weight")
                 made.tensors |= {module + suffix: each for suffix, each in stored.items()}
                 made.replaced[name] = kept
@@ -79,14 +96,13 @@ class Quantizer:
         self._streams = rounded
         return made
 
-    def _observers(self) -> tuple[dict[LayerLinear, Hessian | Sample], Observer | None]:
+    def _observers(self) -> tuple[dict[LayerLinear, Gathered], Observer | None]:
         """What each linear's inputs are gathered in, by the method."""
-        seen: dict[LayerLinear, Hessian | Sample] = {}
+        seen: dict[LayerLinear, Gathered] = {}
 
         def observe(linear: LayerLinear, rows: FloatArray) -> None:
             if linear not in seen:
-                is_gptq = self._format.method == "gptq"
-                seen[linear] = Hessian(rows.shape[1]) if is_gptq else Sample()
+                seen[linear] = _GATHERED[self._format.method]()
             seen[linear].add(rows)
 
         return seen, None if self._format.method == "nearest" else observe
@@ -108,7 +124,7 @@ class Quantizer:
         self,
         layer_id: int,
         floats: Mapping[str, FloatArray],
-        seen: Mapping[LayerLinear, Hessian | Sample],
+        seen: Mapping[LayerLinear, Gathered],
     ) -> LayerFactors:
         """AWQ's factors."""
         sources = layer_linears(self._runs.spec, layer_id)

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -44,6 +45,12 @@ def rounded_to(values: FloatArray, dtype: str) -> FloatArray:
     if dtype == "BF16":
         return (stored.astype(np.uint32) << np.uint32(16)).view(np.float32)
     return stored.astype(np.float32)
+
+
+class Output(Protocol):
+    """Where a model's tensors go."""
+
+    def add(self, tensors: Mapping[str, Stored]) -> None: ...
 
 
 class Shards:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from lmi_core.errors import ConfigError
 from lmi_core.models.pooling import PoolingSpec
 
 if TYPE_CHECKING:
@@ -63,6 +64,21 @@ class RunnerInfo:
     """Of the hidden states that it gives, as a ``StatesRunner``; 0: it gives none."""
     has_adapters: bool = False
     """Whether it is a ``LoraRunner``, with LoRA on."""
+
+    def check_capacities(self) -> None:
+        """Raise ConfigError for steps without a row for every sequence, and for no cache."""
+        for name, value in (
+            ("max_num_batched_tokens", self.max_num_batched_tokens),
+            ("max_logit_rows", self.max_logit_rows),
+        ):
+            if value < self.max_num_seqs:
+                raise ConfigError(
+                    f"{name} is {value}, but must be at least max_num_seqs ({self.max_num_seqs}): "
+                    "raise it, or lower max_num_seqs",
+                    field=name,
+                )
+        if self.num_blocks * self.block_size < 2:
+            raise ConfigError("the KV cache holds less than two tokens", field="kv_cache_bytes")
 
 
 class Runner(Protocol):

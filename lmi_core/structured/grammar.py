@@ -27,6 +27,20 @@ class GrammarKind(StrEnum):
     LARK = "lark"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thought:
+    """Reasoning in front of a text, of which a grammar says nothing but where it ends."""
+
+    begin: str
+    end: str
+    after: str = ""
+    """What stands between reasoning and the text."""
+    lead: str = ""
+    """What stands in front of the text, be there reasoning or not."""
+    is_open: bool = False
+    """The text begins within reasoning; else there may be none."""
+
+
 @dataclass(frozen=True, slots=True)
 class Grammar:
     """A grammar as a request gives it; whether it can be compiled shows later."""
@@ -35,6 +49,8 @@ class Grammar:
     text: str
     field: str = dataclasses.field(default="grammar", compare=False)
     """What the request calls it; named in errors."""
+    thought: Thought | None = None
+    """What may come first; the grammar holds from its end on."""
 
     def __post_init__(self) -> None:
         if len(self.text) > MAX_GRAMMAR_CHARS:

@@ -6,6 +6,7 @@ and its load. On top, a matcher has a budget of processor time.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,8 +15,8 @@ import llguidance
 import numpy as np
 
 from lmi_core.errors import UserError
-from lmi_core.structured.grammar import Grammar, GrammarKind
-from lmi_core.structured.marks import Marks
+from lmi_core.structured.grammar import Grammar, GrammarKind, Thought
+from lmi_core.structured.marks import Marks, quote_mark, text_before_mark
 from lmi_core.structured.matcher import Mask
 from lmi_core.structured.size import check_size
 from lmi_core.text.tokenizer import Tokenizer
@@ -185,6 +186,31 @@ class _Vocabulary:
 
 def _source(grammar: Grammar, marks: Marks) -> str:
     """The grammar in the library's own form; ValueError when it can't be read."""
+    source, thought = _text_source(grammar, marks), grammar.thought
+    if thought is None:
+        return source
+    is_composed = source.lstrip().startswith("{")
+    first, *others = json.loads(source)["grammars"] if is_composed else [{"lark_grammar": source}]
+    rules = marks.resolve(_thought_rules(thought))
+    return json.dumps({"grammars": [{"lark_grammar": rules}, {**first, "name": "answer"}, *others]})
+
+
+def _thought_rules(thought: Thought) -> str:
+    begin = "" if thought.is_open else quote_mark(thought.begin)
+    after = quote_mark(thought.after) if thought.after else ""
+    lead = quote_mark(thought.lead) if thought.lead else ""
+    return "\n".join(
+        [
+            f"start: thought{'' if thought.is_open else '?'} {lead} @answer",
+            f"thought: {begin} thinking {after} BLANKS?",
+            f"thinking: {text_before_mark(thought.end)}",
+            r"BLANKS: /\s+/",
+        ]
+    )
+
+
+def _text_source(grammar: Grammar, marks: Marks) -> str:
+    """Of the text without reasoning in front of it."""
     if grammar.kind is GrammarKind.JSON_SCHEMA:
         options: Any = {"whitespace_pattern": _JSON_WHITESPACE}
         return str(llguidance.LLMatcher.grammar_from_json_schema(grammar.text, overrides=options))

@@ -191,9 +191,13 @@ class Tokenizer:
             if at_least > max_tokens:
                 raise prompt_too_long(at_least, max_tokens, is_least=True)
 
+    def content(self) -> dict[str, Any]:
+        """What tokenizer.json says."""
+        return json.loads(self._backend.to_str())  # type: ignore[no-any-return]
+
     def _find_max(self) -> None:
         if not self._knows_max:
-            self._max_token_chars = max_token_chars(json.loads(self._backend.to_str()))
+            self._max_token_chars = max_token_chars(self.content())
             self._knows_max = True
 
     async def _encode_in_child(

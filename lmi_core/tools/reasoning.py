@@ -18,6 +18,8 @@ class ReasoningForm:
     """A text without ``begin`` is reasoning, too, until ``end``: the template has begun it."""
     after: str = ""
     """What stands between reasoning and answer."""
+    lead: str = ""
+    """What stands in front of an answer that is no call."""
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -25,10 +27,13 @@ class ReasoningForm:
 
     def is_open_after(self, prompt: str) -> bool:
         """Whether a text that follows a prompt begins within reasoning."""
-        prompt = prompt.rstrip()
-        if prompt.endswith(self.end):
+        if self.is_over_after(prompt):
             return False
-        return self.is_assumed or prompt.endswith(self.begin)
+        return self.is_assumed or prompt.rstrip().endswith(self.begin)
+
+    def is_over_after(self, prompt: str) -> bool:
+        """Whether a prompt has ended the reasoning of the text that follows it."""
+        return prompt.rstrip().endswith(self.end)
 
     def parser(self, *, is_open: bool) -> Parse:
         def parse(reader: Reader) -> Steps[None]:
@@ -74,7 +79,10 @@ REASONING: Mapping[str, ReasoningForm] = {
     "granite": ReasoningForm("Here is my thought process:", "Here is my response:"),
     "seed_oss": ReasoningForm("<seed:think>", "</seed:think>"),
     "openai_gptoss": ReasoningForm(
-        "<|channel|>analysis<|message|>", "<|end|>", after="<|start|>assistant"
+        "<|channel|>analysis<|message|>",
+        "<|end|>",
+        after="<|start|>assistant",
+        lead="<|channel|>final<|message|>",
     ),
 }
 """By the names that vLLM has for them. ``openai_gptoss`` is read by the tool form ``openai``,

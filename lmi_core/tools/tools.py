@@ -12,7 +12,6 @@ from lmi_core.structured.grammar import Grammar
 from lmi_core.structured.marks import quote_mark, text_before_mark
 from lmi_core.tools.calls import BEGIN, END
 from lmi_core.tools.forms import HERMES, LLAMA, ToolForm
-from lmi_core.tools.reasoning import ReasoningForm
 
 _NO_PARAMETERS: Mapping[str, Any] = {
     "type": "object",
@@ -45,14 +44,9 @@ def call_grammar(
     form: ToolForm,
     *,
     is_parallel: bool,
-    reasoning: ReasoningForm | None = None,
-    is_open: bool = False,
 ) -> Grammar:
     """Text that is one call of a tool with valid arguments; with ``is_parallel``, or several where
-    the form has several.
-
-    Before it there may be ``reasoning``; with ``is_open`` the text begins within it.
-    """
+    the form has several."""
     written = form.written
     rules = _call_rules(tools, form)
     one = " | ".join(f"call_{number}" for number in range(len(tools)))
@@ -60,24 +54,8 @@ def call_grammar(
     if is_parallel and written.between is not None:
         calls = f"call ({quote_mark(written.between)} call)*"
     whole = f"{quote_mark(written.begin)} {calls} {quote_mark(written.end)}"
-    head = [f"calls: {whole}", f"call: {one}"]
-    start = _thought(reasoning, is_open, "calls")
-    return Grammar.lark("\n".join([*start, *head, *rules]), field="tools")
-
-
-def _thought(reasoning: ReasoningForm | None, is_open: bool, then: str) -> list[str]:
-    """Rules of a text that is ``then``, after reasoning where the model has some."""
-    if reasoning is None:
-        return [f"start: {then}"]
-    optional = "" if is_open else "?"
-    begin = "" if is_open else quote_mark(reasoning.begin)
-    after = quote_mark(reasoning.after) if reasoning.after else ""
-    return [
-        f"start: thought{optional} {then}",
-        f"thought: {begin} thinking {after} BLANKS?",
-        f"thinking: {text_before_mark(reasoning.end)}",
-        r"BLANKS: /\s+/",
-    ]
+    head = [f"start: {whole}", f"call: {one}"]
+    return Grammar.lark("\n".join([*head, *rules]), field="tools")
 
 
 def free_grammar(tools: Sequence[Tool], form: ToolForm, *, is_parallel: bool) -> Grammar:

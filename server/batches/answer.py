@@ -12,12 +12,11 @@ import msgspec
 
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.errors import CapacityError, UserError
+from lmi_server.batches.endpoints import Endpoint
 from lmi_server.dialects.base import Call, HttpError, ParsedCall
 from lmi_server.dialects.decode import decode_json
-from lmi_server.dialects.generation import parse_call
 from lmi_server.dialects.large_bodies import rendered
-from lmi_server.dialects.openai.errors import ModelNotFound, openai_error
-from lmi_server.dialects.openai.openai import openai_protocol
+from lmi_server.dialects.openai.errors import ModelNotFound
 from lmi_server.http.long_body import num_items
 from lmi_server.http.metrics import RequestMeter
 from lmi_server.http.streaming import truncated
@@ -27,8 +26,6 @@ from lmi_server.models.model_registry import ModelRegistry
 _PRIORITY = 1 << 20
 """Behind every request that says nothing."""
 _PAUSE_S, _MAX_PAUSE_S = 0.05, 5.0
-_METHODS = {"/v1/chat/completions": "parse_chat", "/v1/completions": "parse_completion"}
-"""Of the protocol, by endpoint."""
 
 
 class _Named(msgspec.Struct):
@@ -45,7 +42,8 @@ class Answered(NamedTuple):
 
 async def answered(
     models: ModelRegistry,
-    endpoint: str,
+    endpoint: Endpoint,
+    tenant: str,
     request_id: str,
     body: bytes,
     own: Callable[[GenerationRequest], GenerationRequest],
@@ -55,9 +53,8 @@ async def answered(
     while True:
         try:
             model = _model(models, body)
-            parse = getattr(model.of(openai_protocol), _METHODS[endpoint])
             call = Call(request_id=request_id, body=body, content_type="application/json")
-            parsed = await parse_call(model, parse, call)
+            parsed = await endpoint.parse(model, tenant, call)
             if parsed.renderer.streams:
                 raise UserError(
                     "a batch's answers aren't streamed; leave stream out", field="stream"
@@ -66,9 +63,9 @@ async def answered(
             return Answered(200, await _whole(model, parsed, own))
         except (CapacityError, HttpError) as error:
             if isinstance(error, HttpError) and error.status not in (429, 503):
-                return _failed(error)
+                return _failed(endpoint, error)
         except Exception as error:
-            return _failed(error)
+            return _failed(endpoint, error)
         await asyncio.sleep(pause_s)
         pause_s = min(_MAX_PAUSE_S, 2 * pause_s)
 
@@ -93,8 +90,8 @@ async def _whole(
     return await rendered(parsed.renderer.finish, num_items(parsed, meter))
 
 
-def _failed(error: Exception) -> Answered:
-    reply = openai_error(error)
+def _failed(endpoint: Endpoint, error: Exception) -> Answered:
+    reply = endpoint.error(error)
     return Answered(reply.status, reply.body)
 
 

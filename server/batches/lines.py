@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-ENDPOINTS = ("/v1/chat/completions", "/v1/completions")
+MESSAGES = "/v1/messages"
+"""Of what Anthropic's batches ask."""
 MAX_LINES = 50_000
 _MAX_LINE_BYTES = 4 << 20
 _MAX_ERRORS = 20
@@ -103,6 +104,11 @@ def answer_line(custom_id: str, status: int, request_id: str, body: bytes) -> by
     }
     # A line's end can only be between the parts of JSON.
     return msgspec.json.encode(head).replace(b"\r", b" ").replace(b"\n", b" ") + b"\n"
+
+
+def is_unsent(line: bytes) -> bool:
+    """Whether a line of errors is of a request that was never sent."""
+    return b'"response":null' in line
 
 
 def failure_line(custom_id: str, code: str, message: str) -> bytes:

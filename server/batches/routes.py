@@ -13,22 +13,22 @@ import msgspec
 from aiohttp import web
 
 from lmi_core.errors import UserError
-from lmi_server.batches.lines import ENDPOINTS
+from lmi_server.batches.endpoints import OPENAI_ENDPOINTS
 from lmi_server.batches.runner import BATCHES, BatchRunner
 from lmi_server.batches.store import ENDED, BatchStore, Record
 from lmi_server.dialects.base import HttpError
 from lmi_server.dialects.decode import decode_json
 from lmi_server.dialects.routes import ServerRoute
 from lmi_server.http.form import form_items
-from lmi_server.http.tenants import TENANT
+from lmi_server.http.tenants import tenant_name
 from lmi_server.models.model_registry import ModelRegistry
 
 _FILE_NAME = re.compile(rb'filename="([^"\r\n]{1,255})"')
 _HEAD_BYTES = 65_536
 _MAX_BODY_BYTES = 65_536
-_WINDOW_S = 24 * 3600
+_WINDOW, _WINDOW_S = "24h", 24 * 3600
 _MOST_LISTED, _USUALLY_LISTED = 10_000, 20
-_PRIVATE = ("output_id", "errors_id", "ends_as")
+_PRIVATE = ("output_id", "errors_id", "ends_as", "num_expired")
 
 
 class BatchBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,18 +43,18 @@ class BatchBody(msgspec.Struct, frozen=True, kw_only=True):
 _BODY = msgspec.json.Decoder(BatchBody)
 
 
-async def _opened(request: web.Request) -> tuple[BatchRunner, BatchStore]:
+async def opened(request: web.Request) -> tuple[BatchRunner, BatchStore]:
     """HttpError where the API is off."""
-    runner, tenant = request.app.get(BATCHES), request.get(TENANT)
+    runner = request.app.get(BATCHES)
     if runner is None:
         raise HttpError(
             404, "NotFound", "The Batch API is off; give the server a directory for it (batch_dir)"
         )
-    return runner, await runner.store("" if tenant is None else tenant.name)
+    return runner, await runner.store(tenant_name(request))
 
 
 async def upload(request: web.Request, models: ModelRegistry) -> web.Response:
-    _, store = await _opened(request)
+    _, store = await opened(request)
     with models.admission.enter():
         body = await models.admission.read_body(request)
         items = await form_items(request.headers.get("Content-Type", ""), body)
@@ -75,7 +75,7 @@ async def upload(request: web.Request, models: ModelRegistry) -> web.Response:
 
 
 async def list_files(request: web.Request, models: ModelRegistry) -> web.Response:
-    _, store = await _opened(request)
+    _, store = await opened(request)
     purpose = request.query.get("purpose")
     files = [file for file in store.listed("files") if purpose in (None, file["purpose"])]
     if request.query.get("order") == "asc":
@@ -84,19 +84,19 @@ async def list_files(request: web.Request, models: ModelRegistry) -> web.Respons
 
 
 async def describe_file(request: web.Request, models: ModelRegistry) -> web.Response:
-    _, store = await _opened(request)
+    _, store = await opened(request)
     return web.json_response(store.get("files", request.match_info["file"]))
 
 
 async def content(request: web.Request, models: ModelRegistry) -> web.StreamResponse:
-    _, store = await _opened(request)
+    _, store = await opened(request)
     file = store.get("files", request.match_info["file"])
     headers = {"Content-Type": "application/octet-stream"}
     return web.FileResponse(store.data_path(file["id"]), headers=headers)
 
 
 async def delete_file(request: web.Request, models: ModelRegistry) -> web.Response:
-    _, store = await _opened(request)
+    _, store = await opened(request)
     name = request.match_info["file"]
     await asyncio.to_thread(store.delete_file, name)
     return web.json_response({"id": name, "object": "file", "deleted": True})
@@ -112,38 +112,40 @@ async def create(request: web.Request, models: ModelRegistry) -> web.Response:
             field="body",
         )
     asked = decode_json(_BODY, data)
-    runner, store = await _opened(request)
-    if asked.endpoint not in ENDPOINTS:
+    runner, store = await opened(request)
+    if asked.endpoint not in OPENAI_ENDPOINTS:
         raise UserError(
-            f"endpoint must be {' or '.join(ENDPOINTS)}, got {asked.endpoint[:60]!r}",
+            f"endpoint must be {' or '.join(OPENAI_ENDPOINTS)}, got {asked.endpoint[:60]!r}",
             field="endpoint",
         )
-    if asked.completion_window != "24h":
+    if asked.completion_window != _WINDOW:
         raise UserError(
-            f"completion_window must be 24h, got {asked.completion_window[:40]!r}",
+            f"completion_window must be {_WINDOW}, got {asked.completion_window[:40]!r}",
             field="completion_window",
         )
     if store.get("files", asked.input_file_id)["purpose"] != "batch":
         raise UserError("input_file_id names a file of answers", field="input_file_id")
     # A client that leaves now leaves a batch that is worked on.
-    batch = await asyncio.shield(runner.create(store, _new(asked)))
+    fields = new_batch(asked.input_file_id, asked.endpoint, asked.metadata)
+    batch = await asyncio.shield(runner.create(store, fields))
     return web.json_response(_shown(batch))
 
 
 async def list_batches(request: web.Request, models: ModelRegistry) -> web.Response:
-    _, store = await _opened(request)
-    batches = [_shown(batch) for batch in store.listed("batches")]
+    _, store = await opened(request)
+    listed = store.listed("batches")
+    batches = [_shown(batch) for batch in listed if batch["endpoint"] in OPENAI_ENDPOINTS]
     return web.json_response(_page(batches, request.query, _USUALLY_LISTED))
 
 
 async def describe(request: web.Request, models: ModelRegistry) -> web.Response:
-    _, store = await _opened(request)
-    return web.json_response(_shown(store.get("batches", request.match_info["batch"])))
+    _, store = await opened(request)
+    return web.json_response(_shown(store.batch(request.match_info["batch"])))
 
 
 async def cancel(request: web.Request, models: ModelRegistry) -> web.Response:
-    runner, store = await _opened(request)
-    batch = store.get("batches", request.match_info["batch"])
+    runner, store = await opened(request)
+    batch = store.batch(request.match_info["batch"])
     if batch["status"] in ENDED:
         raise HttpError(
             409, "Conflict", f"the batch is {batch['status']}: it can't be cancelled any more"
@@ -153,23 +155,26 @@ async def cancel(request: web.Request, models: ModelRegistry) -> web.Response:
     return web.json_response(_shown(batch))
 
 
-def _new(asked: BatchBody) -> Record:
+def new_batch(
+    input_file_id: str, endpoint: str, metadata: Mapping[str, str] | None = None
+) -> Record:
+    """What is known of a batch before anything was done."""
     times = (
         *("in_progress_at", "finalizing_at", "completed_at", "failed_at", "expired_at"),
         *("cancelling_at", "cancelled_at"),
     )
     return {
-        "endpoint": asked.endpoint,
+        "endpoint": endpoint,
         "errors": None,
-        "input_file_id": asked.input_file_id,
-        "completion_window": asked.completion_window,
+        "input_file_id": input_file_id,
+        "completion_window": _WINDOW,
         "status": "validating",
         "output_file_id": None,
         "error_file_id": None,
         **dict.fromkeys(times),
         "expires_at": int(time.time()) + _WINDOW_S,
         "request_counts": {"total": 0, "completed": 0, "failed": 0},
-        "metadata": asked.metadata,
+        "metadata": metadata,
         "output_id": f"file-{uuid.uuid4().hex}",
         "errors_id": f"file-{uuid.uuid4().hex}",
     }

@@ -17,6 +17,7 @@ from lmi_core.engine.request import GenerationRequest
 from lmi_core.errors import UserError
 from lmi_core.settings.batch_config import BatchConfig
 from lmi_server.batches.answer import Answered, answered
+from lmi_server.batches.endpoints import ENDPOINTS
 from lmi_server.batches.lines import Line, Lines, answer_line, check, failure_line
 from lmi_server.batches.store import Answers, BatchStore, Record, tenants_in
 from lmi_server.models.model_registry import ModelRegistry
@@ -148,7 +149,8 @@ class BatchRunner:
             with suppress(TimeoutError):
                 async with asyncio.timeout(left_s):
                     own = partial(self._own, progress.tenant)
-                    asked = batch["endpoint"], request_id, line.body
+                    endpoint = ENDPOINTS[batch["endpoint"]]
+                    asked = endpoint, progress.tenant, request_id, line.body
                     answer = await answered(self._models, *asked, own)
         if answer is None:
             batch["ends_as"] = "expired"
@@ -209,6 +211,7 @@ class _Progress:
         counts = self.batch["request_counts"]
         counts["completed"] = len(self._answers["output"].custom_ids)
         counts["failed"] = len(self._answers["errors"].custom_ids)
+        self.batch["num_expired"] = self._answers["errors"].num_unsent
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:

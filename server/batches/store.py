@@ -8,6 +8,7 @@ whole, and answers appended a line at a time: a process that is killed leaves at
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from lmi_core.errors import CapacityError, UserError
+from lmi_server.batches.lines import MESSAGES, is_unsent
 from lmi_server.dialects.base import HttpError
 
 _ID = re.compile(r"(?:file-|batch_)[0-9a-f]{32}")
@@ -43,14 +45,15 @@ class BatchStore:
         self._clock = clock
         self._lock = threading.RLock()
         self._records: dict[str, dict[str, Record]] = {}
-        self._num_bytes = 0
         for kind in ("files", "batches"):
             folder = self._directory / kind
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             found = [_read(path) for path in sorted(folder.glob("*.json"))]
             records = sorted(filter(None, found), key=lambda record: record["created_at"])
             self._records[kind] = {record["id"]: record for record in records}
-            self._num_bytes += sum(path.stat().st_size for path in folder.iterdir())
+        self._remove_orphans()
+        data = [path for path in self._directory.glob("*/*.*") if path.suffix != ".json"]
+        self._num_bytes = sum(path.stat().st_size for path in data)
 
     def add_file(self, name: str, purpose: str, data: bytes) -> Record:
         """UserError for one that doesn't fit beside the others."""
@@ -60,11 +63,12 @@ class BatchStore:
         file_id = f"file-{uuid.uuid4().hex}"
         try:
             _write(self.data_path(file_id), data)  # without the lock, which the loop takes, too
+            with self._lock:
+                return self._describe(file_id, name, purpose, len(data))
         except OSError as error:
             self.take(-len(data))
+            self.data_path(file_id).unlink(missing_ok=True)
             raise UserError(f"the file can't be kept: {error.strerror}", field="file") from None
-        with self._lock:
-            return self._describe(file_id, name, purpose, len(data))
 
     def take(self, num_bytes: int) -> None:
         """Count bytes that will be written; UserError where they are too many."""
@@ -88,13 +92,18 @@ class BatchStore:
             ]
             if users:
                 raise HttpError(409, "Conflict", f"{file_id} is being read by {users[0]}")
-            del self._records["files"][file_id]
             self._path("files", file_id).unlink(missing_ok=True)
             self.data_path(file_id).unlink(missing_ok=True)
+            del self._records["files"][file_id]
             self._num_bytes -= file["bytes"]
 
     def add_batch(self, fields: Mapping[str, Any]) -> Record:
+        """Where there are as many as may be, the oldest one that has ended gives way."""
         with self._lock:
+            if len(self._records["batches"]) >= _MAX_FILES:
+                ended = (one for one in self._records["batches"].values() if one["status"] in ENDED)
+                if (oldest := next(ended, None)) is not None:
+                    self._forget_batch(oldest["id"])
             self._check_number("batches")
             batch = {"id": f"batch_{uuid.uuid4().hex}", "object": "batch", **fields}
             batch["created_at"] = int(self._clock())
@@ -105,6 +114,15 @@ class BatchStore:
         with self._lock:
             _write(self._path("batches", batch["id"]), json.dumps(batch).encode())
             self._records["batches"][batch["id"]] = batch
+
+    def delete_batch(self, batch_id: str) -> None:
+        """Of one that has ended, with its requests and answers."""
+        with self._lock:
+            batch = self.get("batches", batch_id)
+            self._forget_batch(batch_id)
+            for name in ("input_file_id", "output_file_id", "error_file_id"):
+                if batch[name] in self._records["files"]:
+                    self.delete_file(batch[name])
 
     def keep_answers(self, batch_id: str, kind: str, file_id: str) -> bool:
         """Make a file of a batch's answers, if there are any; also where a former process had
@@ -129,6 +147,11 @@ class BatchStore:
             raise HttpError(404, "NotFound", f"No such {what}: {record_id[:80]}")
         return record
 
+    def batch(self, batch_id: str, *, of_messages: bool = False) -> Record:
+        """One of OpenAI's or one of messages; HttpError 404, also for the other kind."""
+        found = self.get("batches", batch_id)
+        return found if (found["endpoint"] == MESSAGES) is of_messages else self.get("batches", "")
+
     def listed(self, kind: str) -> list[Record]:
         """All of them, the newest first."""
         with self._lock:
@@ -142,6 +165,20 @@ class BatchStore:
 
     def answers_path(self, batch_id: str, kind: str) -> Path:
         return self._path("batches", batch_id, kind)
+
+    def _forget_batch(self, batch_id: str) -> None:
+        self._path("batches", batch_id).unlink(missing_ok=True)
+        del self._records["batches"][batch_id]
+
+    def _remove_orphans(self) -> None:
+        """What a process has left that was killed within a write, or before it described a file;
+        but not the answers that an unfinished batch is to have."""
+        known = {*self._records["files"], *self._records["batches"]}
+        for batch in self.unfinished():
+            known |= {str(batch.get("output_id")), str(batch.get("errors_id"))}
+        for path in self._directory.glob("*/*.*"):
+            if path.suffix == ".new" or (path.suffix != ".json" and path.stem not in known):
+                path.unlink()
 
     def _describe(self, file_id: str, name: str, purpose: str, num_bytes: int) -> Record:
         file = {
@@ -176,20 +213,33 @@ class Answers:
             store.answers_path(batch_id, kind), os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600
         )
         self.custom_ids: set[str] = set()
+        self.num_unsent = 0
+        """Those that say that their request was never sent."""
         num_whole = 0
         with os.fdopen(os.dup(self._file), "rb") as lines:
             for line in lines:
                 if not line.endswith(b"\n"):
                     break
                 num_whole += len(line)
-                self.custom_ids.add(json.loads(line)["custom_id"])
+                self._add(json.loads(line)["custom_id"], line)
         os.ftruncate(self._file, num_whole)
 
     def append(self, custom_id: str, line: bytes) -> None:
-        """UserError or OSError where there is no room."""
+        """UserError or OSError where there is no room: then nothing of it is there, or counted."""
         self._store.take(len(line))
-        os.write(self._file, line)
+        size = os.fstat(self._file).st_size
+        try:
+            if os.write(self._file, line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError:
+            self._store.take(-len(line))
+            os.ftruncate(self._file, size)
+            raise
+        self._add(custom_id, line)
+
+    def _add(self, custom_id: str, line: bytes) -> None:
         self.custom_ids.add(custom_id)
+        self.num_unsent += is_unsent(line)
 
     def close(self) -> None:
         os.close(self._file)

@@ -95,12 +95,17 @@ async def decoded(
 
 async def model_named(body: bytes) -> str | Literal[False] | None:
     """The field ``model`` of a JSON object; False where that isn't a text, or can't be decoded."""
+    return await worked(_model_named, body)
+
+
+async def worked(work: Callable[[bytes], T], body: bytes) -> T:
+    """``work(body)``, in a child for a large body: something that can be pickled, for which no
+    model is needed."""
     if not is_large(body):
-        return _model_named(body)
+        return work(body)
     limits = _limits(len(body))
-    return await shared_pool().run(
-        _model_named, PickleBuffer(body), limits=limits, num_bytes=len(body)
-    )
+    value: T = await shared_pool().run(work, PickleBuffer(body), limits=limits, num_bytes=len(body))
+    return value
 
 
 def _model_named(body: bytes) -> str | Literal[False] | None:

@@ -125,6 +125,12 @@ def owned(http: web.Request, request: GenerationRequest) -> GenerationRequest:
     return request if tenant is None else tenant.owned(request)
 
 
+def tenant_name(http: web.Request) -> str:
+    """The name of the tenant who has sent a request; "" where there are no tenants."""
+    tenant = http.get(TENANT)
+    return "" if tenant is None else tenant.name
+
+
 def name_of(key: bytes) -> str:
     """The same after every start, unlike the salt."""
     return hashlib.blake2b(key, digest_size=8, person=b"lmi tenant").hexdigest()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -27,6 +29,30 @@ def test_devices_that_would_be_left_unused_are_a_problem(monkeypatch: pytest.Mon
     finding = doctor._placement()
     assert finding.is_problem
     assert "1 GPU is visible, but torch is old; --device cpu serves it" in finding.text
+
+
+def test_a_machine_with_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As nvidia-smi and the driver describe it: what is there, and what would run each op."""
+    smi = tmp_path / "nvidia-smi"
+    rows = "0, NVIDIA H200, 9.0, 143771 MiB, 580.65\\n1, NVIDIA L4, 8.9, 23034 MiB, 580.65\\n"
+    smi.write_text(f"#!/bin/sh\nprintf '{rows}'\n")
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr("lmi_core.config.targets.gpus.driver_version", lambda: (13, 0))
+    monkeypatch.setattr(
+        "lmi_core.config.targets.host.detect_host", lambda environ: Host(num_gpus=2, num_cores=8)
+    )
+    monkeypatch.delenv("LMI_OPS", raising=False)
+    texts = {finding.topic: finding.text for finding in doctor.examine()}
+    assert texts["driver"] == "580.65, knows CUDA up to 13.0"
+    assert texts["GPU 0"] == "NVIDIA H200, sm_90, 143771 MiB"
+    assert texts["GPU 1"] == "NVIDIA L4, sm_89, 23034 MiB"
+    assert texts["GPU sample"] == "torch: there is no Triton kernel"
+    assert texts["GPU attention"].partition(":")[0] in ("triton", "torch")
+    assert "not used unless LMI_OPS=native" in texts["CUDA kernels"]
+    monkeypatch.setenv("LMI_OPS", "torch")
+    texts = {finding.topic: finding.text for finding in doctor.examine()}
+    assert texts["GPU attention"] == "torch: LMI_OPS asks for it"
 
 
 def test_json(capsys: pytest.CaptureFixture[str]) -> None:

@@ -57,6 +57,7 @@ def test_gpus_keep_the_names_that_the_variable_gives_them(dev):
         ("cuda: Optional[str] = '12.8'", (12, 4), ""),
         ("cuda: Optional[str] = '12.8'", (13, 0), ""),
         ("nothing that is known", None, ""),
+        ("__version__ = '2.7.1+cu128'\ncuda: Optional[str] = '12.8'", (13, 0), "older than 2.8,"),
     ],
 )
 def test_whether_torch_can_use_a_gpu_is_found_without_it(
@@ -71,7 +72,7 @@ def test_whether_torch_can_use_a_gpu_is_found_without_it(
         "find_spec",
         lambda name: SimpleNamespace(origin=str(torch / "__init__.py")),
     )
-    monkeypatch.setattr("lmi_core.config.targets.gpus._driver_version", lambda: driver)
+    monkeypatch.setattr("lmi_core.config.targets.gpus.driver_version", lambda: driver)
     found = detect_host({}, dev("nvidia0")).torch_objection
     assert objection in found
     assert bool(found) == bool(objection)

@@ -84,10 +84,10 @@ def test_a_prefix_that_memory_lost_comes_back(tmp_path: Path) -> None:
     async def run() -> None:
         async with Engine(config_of(tmp_path), check_integrity=True) as engine:
             first = await ask(engine)
-            assert engine._disk is not None
+            assert engine._parts is not None
+            assert engine._parts.disk is not None
             await until(lambda: len(blocks_in(tmp_path)) == NUM_HASHED)
-            assert engine._runner is not None
-            engine._runner.pool.clear_cache()
+            engine._parts.runner.pool.clear_cache()
             both = await asyncio.gather(ask(engine), ask(engine))
             for events in both:
                 assert events[0].num_cached_tokens == CACHED

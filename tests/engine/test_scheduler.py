@@ -19,6 +19,7 @@ from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.engine.scheduler import Scheduler
 from lmi_core.engine.sequence import ActiveRequest, Sequence, SequenceState
+from lmi_core.engine.step_filling import fill
 from lmi_core.engine.stream import EventStream
 from tests.engine.fake_runner import FakeModel
 from tests.engine.harness import byte_tokenizer
@@ -152,7 +153,7 @@ class History:
         assert sum(sequence.num_scheduled for sequence in plan.sequences) == plan.num_tokens
         assert plan.num_tokens <= info.max_num_batched_tokens
         step = self.model.steps[0]
-        self.scheduler.fill(plan, step)
+        fill(plan, step)
         if abort is not None:
             self.abort(abort)
         self.unload(unload)
@@ -342,7 +343,7 @@ def test_a_slot_is_kept_until_no_step_refers_to_it() -> None:
     history = History()
     request = history.arrive([1, 2, 3], SamplingParams(max_new_tokens=9), adapter="x")
     plan = history.scheduler.plan(history.now_s)
-    history.scheduler.fill(plan, history.model.steps[0])
+    fill(plan, history.model.steps[0])
     history.unload("x")
     history.abort(request)
     assert history.num_leaving == 1

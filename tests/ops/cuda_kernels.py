@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from lmi_core.ops.kernels import library_file
 from lmi_core.ops.kernels.cuda import cublaslt, library
 
 _BUILT = Path(__file__).parents[2] / "build/native"
@@ -24,9 +25,9 @@ def use_cuda_kernels(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> N
     if device.type == "cpu":
         if not EMULATOR.exists():
             pytest.skip("the emulator is not built: make build")
-        monkeypatch.setenv(library.VARIABLE, str(EMULATOR))
+        monkeypatch.setenv(library_file.VARIABLE, str(EMULATOR))
         monkeypatch.setenv(cublaslt.VARIABLE, str(CUBLASLT_EMULATOR))
-    elif library.find() is None:
+    elif library_file.find() is None:
         pytest.skip("the CUDA kernels are not built: make cuda-all")
     reason = library.load().unusable_because(device.type)
     if reason is not None:

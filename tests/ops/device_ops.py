@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 from types import ModuleType
 
@@ -11,6 +10,7 @@ import pytest
 import torch
 
 from lmi_core.ops.device.packed_weight import PackedWeight
+from lmi_core.ops.kernels import select
 from tests.ops.cuda_kernels import use_cuda_kernels
 
 DEVICES = [
@@ -28,9 +28,20 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 TOLERANCES = {"fp32": {"atol": 3e-5, "rtol": 3e-5}, "bf16": {"atol": 2e-2, "rtol": 2e-2}}
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
+class Implementation(ModuleType):
+    """The ops of the package of one implementation, as steps get them."""
+
+    def __init__(self, name: str, package: str) -> None:
+        super().__init__(f"lmi_core.ops.kernels.{package}")
+        self._name = name
+
+    def __getattr__(self, op: str) -> object:
+        return select.function(op, self._name)
+
+
+TORCH = Implementation("torch", "torch_ops")
+TRITON = Implementation("triton", "triton")
+NATIVE = Implementation("native", "cuda")
 
 
 @pytest.fixture(params=DEVICES)
@@ -43,10 +54,10 @@ def ops(
     request: pytest.FixtureRequest, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> ModuleType:
     if request.param == "torch":
-        return importlib.import_module("lmi_core.ops.kernels.torch_ops")
+        return TORCH
     if request.param == "native":
         use_cuda_kernels(device, monkeypatch)
-        return importlib.import_module("lmi_core.ops.kernels.cuda")
+        return NATIVE
     return triton_module(device)
 
 
@@ -60,7 +71,7 @@ def triton_module(device: torch.device) -> ModuleType:
     pytest.importorskip("triton")
     if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
         pytest.skip("Triton's interpreter wants a process of its own: make test-triton")
-    return importlib.import_module("lmi_core.ops.kernels.triton")
+    return TRITON
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:

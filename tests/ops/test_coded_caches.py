@@ -16,16 +16,16 @@ from tests.ops.coded_cache import CODES, FP8, STEPS, coded_cache  # noqa: E402
 from tests.ops.cuda_kernels import use_cuda_kernels  # noqa: E402
 from tests.ops.device_ops import (  # noqa: E402
     DTYPES,
+    NATIVE,
     assert_close,
     device,
-    one_thread,
     ops,
     random,
     triton_ops,
 )
 from tests.ops.paged_case import ATTENTION_CASES, PagedCase  # noqa: E402
 
-__all__ = ["device", "one_thread", "ops", "triton_ops"]  # fixtures
+__all__ = ["device", "ops", "triton_ops"]  # fixtures
 
 
 def rope_write(
@@ -150,7 +150,7 @@ def test_cuda_kernels_write_the_codes_of_torch(
 ) -> None:
     """To the bit, from what the same kernel computes in fp32."""
     use_cuda_kernels(device, monkeypatch)
-    ops = importlib.import_module("lmi_core.ops.kernels.cuda")
+    ops = NATIVE
     reference = importlib.import_module("lmi_core.ops.kernels.torch_ops.rope")
     case = PagedCase(((0, 2), (17, 1), (15, 3)), 3, 2, head_dim)
     plain = case.cache(device, torch.float32, is_filled=False)

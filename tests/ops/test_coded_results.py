@@ -17,21 +17,19 @@ import lmi_core.ops as graph_ops  # noqa: E402
 from lmi_core.ops.device.eager import EagerGraph  # noqa: E402
 from lmi_core.ops.device.quantized_rows import CODE_TYPES, QuantizedRows, stride_of  # noqa: E402
 from lmi_core.ops.device.torch_weights import DeviceWeight  # noqa: E402
-from lmi_core.ops.kernels import (  # noqa: E402
-    select,
-    torch_ops,
-)
+from lmi_core.ops.kernels import select  # noqa: E402
 from tests.ops.cuda_kernels import use_cuda_kernels  # noqa: E402
 from tests.ops.device_ops import (  # noqa: E402
+    NATIVE,
+    TORCH,
     device,
-    one_thread,
     ops,
     packed_weight,
     random,
 )
 from tests.ops.paged_case import PagedCase  # noqa: E402
 
-__all__ = ["device", "one_thread", "ops"]  # fixtures
+__all__ = ["device", "ops"]  # fixtures
 # Of NumPy, in which Triton's interpreter computes, about rows that aren't finite.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
@@ -150,7 +148,7 @@ def test_activations_of_many_columns_or_rows(
 ) -> None:
     """Next to the most that the CUDA kernel has, and so many that a block has fewer threads."""
     use_cuda_kernels(device, monkeypatch)
-    ops = importlib.import_module("lmi_core.ops.kernels.cuda")
+    ops = NATIVE
     settings = {"out_dtype": torch.bfloat16}
     gate_up = extremes(rows, 2 * columns).to(device)
     y = ops.gated_activation(gate_up, "silu", **settings)
@@ -164,7 +162,7 @@ def test_results_beside_their_codes(
 ) -> None:
     """The kernels give both where both are wanted."""
     use_cuda_kernels(device, monkeypatch)
-    ops = importlib.import_module("lmi_core.ops.kernels.cuda")
+    ops = NATIVE
     from lmi_core.ops.kernels.cuda import library
 
     x, weight = random(3, 2 * 300).to(device), random(2 * 300, seed=1).to(device)
@@ -222,10 +220,10 @@ def test_codes_are_recorded_where_nothing_else_reads(reads_too: bool) -> None:
     steps = EagerGraph(graph, select.load(select.select("cpu", "torch")), cpu)
     step = PagedCase(((0, 3),), 1, 1, 16).step(cpu)
     logits = steps.forward(step)
-    rows = torch_ops.rms_norm(
+    rows = TORCH.rms_norm(
         random(9, 64)[step.token_ids], torch.ones(64), 1e-5, out_dtype=torch.bfloat16
     )
-    assert torch.equal(logits, torch_ops.linear_quantized(rows, packed, None))
+    assert torch.equal(logits, TORCH.linear_quantized(rows, packed, None))
 
 
 def test_codes_that_cannot_be(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ import pytest
 torch = pytest.importorskip("torch", exc_type=ImportError)
 
 from lmi_core.ops.device.quantized_rows import CODE_STRIDE  # noqa: E402
+from lmi_core.ops.kernels import library_file  # noqa: E402
 from lmi_core.ops.kernels.cuda import (  # noqa: E402
     arguments,
     library,
@@ -57,7 +58,7 @@ def expected() -> Iterator[tuple[str, int]]:
         yield DTYPE_NAMES[str(torch_dtype)[6:]], number
     for name, number in ACTIVATIONS.items():
         yield f"LMI_{name.upper()}", number
-    yield "LMI_CUDA_VERSION", library.VERSION
+    yield "LMI_CUDA_VERSION", library_file.VERSION
     yield "LMI_MAX_NORM_COLUMNS", MAX_COLUMNS
     yield "LMI_MAX_CODED_COLUMNS", MAX_CODED_COLUMNS
     yield "LMI_MAX_TOP", sampling.MAX_TOP

@@ -18,17 +18,17 @@ torch = pytest.importorskip("torch", exc_type=ImportError)
 from tests.ops.cuda_kernels import use_cuda_kernels  # noqa: E402
 from tests.ops.device_ops import (  # noqa: E402
     DTYPES,
+    NATIVE,
     TOLERANCES,
     assert_close,
     device,
-    one_thread,
     ops,
     random,
     triton_ops,
 )
 from tests.ops.paged_case import ATTENTION_CASES, NATIVE_CASES, PagedCase  # noqa: E402
 
-__all__ = ["device", "one_thread", "ops", "triton_ops"]  # fixtures
+__all__ = ["device", "ops", "triton_ops"]  # fixtures
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -93,7 +93,7 @@ def test_native_attention(
 ) -> None:
     """Shapes that the kernels take in different ways."""
     use_cuda_kernels(device, monkeypatch)
-    ops = importlib.import_module("lmi_core.ops.kernels.cuda")
+    ops = NATIVE
     case = NATIVE_CASES[name]
     keys, values = case.cache(device, dtype, is_filled=True)
     q = random(case.num_tokens, case.num_q_heads * case.head_dim).to(device, dtype)
@@ -108,7 +108,7 @@ def test_native_attention_leaves_what_it_has_not(
     device: torch.device, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     use_cuda_kernels(device, monkeypatch)
-    ops = importlib.import_module("lmi_core.ops.kernels.cuda")
+    ops = NATIVE
     case = PagedCase(((3, 1),), 2, 1, 20)
     keys, values = case.cache(device, torch.bfloat16, is_filled=True)
     q = random(1, 40).to(device, torch.bfloat16)

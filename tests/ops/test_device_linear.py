@@ -25,7 +25,6 @@ from tests.ops.device_ops import (  # noqa: E402
     DTYPES,
     assert_close,
     device,
-    one_thread,
     ops,
     packed_weight,
     random,
@@ -34,7 +33,7 @@ from tests.ops.device_ops import (  # noqa: E402
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["device", "one_thread", "ops"]  # fixtures
+__all__ = ["device", "ops"]  # fixtures
 
 
 def operands(
@@ -48,7 +47,7 @@ def operands(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_linear(device: torch.device, dtype: str, has_bias: bool) -> None:
-    from lmi_core.ops.kernels.torch_ops import linear
+    from lmi_core.ops.kernels.torch_ops.linear import linear
 
     x, weight, bias = random(5, 24), random(7, 24, seed=1), random(7, seed=2)
     x, weight = x.to(DTYPES[dtype]), weight.to(DTYPES[dtype])
@@ -70,7 +69,7 @@ def test_native_linear_of_few_rows(
     outputs: int,
 ) -> None:
     use_cuda_kernels(device, monkeypatch)
-    from lmi_core.ops.kernels.cuda import linear
+    from lmi_core.ops.kernels.cuda.linear import linear
 
     x, weight, bias, expected = operands(rows, inputs, outputs, dtype)
     y = linear(x.to(device), weight.to(device), None)
@@ -194,7 +193,8 @@ def test_shapes_without_an_algorithm_run_in_tiles(
 ) -> None:
     """The stand-in of cuBLASLt wants a workspace for so many inputs."""
     use_cuda_kernels(torch.device("cpu"), monkeypatch)
-    from lmi_core.ops.kernels.cuda import cublaslt, linear
+    from lmi_core.ops.kernels.cuda import cublaslt
+    from lmi_core.ops.kernels.cuda.linear import linear
 
     monkeypatch.setattr(cublaslt, "WORKSPACE_BYTES", 256)
     x, weight = random(12, 1096).half(), random(5, 1096, seed=1).half()
@@ -212,7 +212,8 @@ def test_without_cublaslt_torch_multiplies(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     use_cuda_kernels(torch.device("cpu"), monkeypatch)
-    from lmi_core.ops.kernels.cuda import cublaslt, linear
+    from lmi_core.ops.kernels.cuda import cublaslt
+    from lmi_core.ops.kernels.cuda.linear import linear
 
     reason = "libcublasLt.so.13: cannot open shared object file"
     monkeypatch.setattr(cublaslt, "unusable_because", lambda: reason)
@@ -277,7 +278,8 @@ def test_packed_rows_have_the_bits_that_they_have_alone(
 ) -> None:
     """In every tile of rows, by one kernel or by two that add up classes of inputs."""
     use_cuda_kernels(device, monkeypatch)
-    from lmi_core.ops.kernels.cuda import cublaslt, linear_packed
+    from lmi_core.ops.kernels.cuda import cublaslt
+    from lmi_core.ops.kernels.cuda.linear import linear_packed
 
     monkeypatch.setattr(cublaslt, "WORKSPACE_BYTES", workspace_bytes)
     monkeypatch.setattr(cublaslt, "_workspaces", {})
@@ -295,7 +297,7 @@ def test_packed_rows_that_the_cuda_kernel_does_not_cover(
     device: torch.device, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
 ) -> None:
     use_cuda_kernels(device, monkeypatch)
-    from lmi_core.ops.kernels.cuda import linear_packed
+    from lmi_core.ops.kernels.cuda.linear import linear_packed
 
     inputs = 64 if dtype == torch.float32 else 36
     weight, unpacked = packed_weight(20, inputs, 32, False)

@@ -16,13 +16,12 @@ from tests.ops.device_ops import (  # noqa: E402
     DTYPES,
     assert_close,
     device,
-    one_thread,
     ops,
     random,
 )
 from tests.ops.paged_case import PagedCase  # noqa: E402
 
-__all__ = ["device", "one_thread", "ops"]  # fixtures
+__all__ = ["device", "ops"]  # fixtures
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

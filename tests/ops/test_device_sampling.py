@@ -3,7 +3,6 @@ sorting."""
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from tests.kernels.sampling_case import (
 
 torch = pytest.importorskip("torch", exc_type=ImportError)
 
+from lmi_core.ops.kernels import select  # noqa: E402
 from tests.ops.cuda_kernels import use_cuda_kernels  # noqa: E402
 
 Logits = npt.NDArray[np.float32]
@@ -51,27 +51,25 @@ ON_GPU = [
 @pytest.fixture(
     autouse=True,
     params=[
-        pytest.param(("lmi_core.ops.kernels.torch_ops", "cpu"), id="torch-cpu"),
-        pytest.param(("lmi_core.ops.kernels.torch_ops", "cuda"), id="torch-cuda", marks=ON_GPU),
-        pytest.param(("lmi_core.ops.kernels.cuda", "cpu"), id="native-cpu"),
-        pytest.param(("lmi_core.ops.kernels.cuda", "cuda"), id="native-cuda", marks=ON_GPU),
+        pytest.param(("torch", "cpu"), id="torch-cpu"),
+        pytest.param(("torch", "cuda"), id="torch-cuda", marks=ON_GPU),
+        pytest.param(("native", "cpu"), id="native-cpu"),
+        pytest.param(("native", "cuda"), id="native-cuda", marks=ON_GPU),
     ],
 )
 def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run the test with each sampler."""
-    module, device = request.param
-    if module == "lmi_core.ops.kernels.cuda":
+    name, device = request.param
+    if name == "native":
         use_cuda_kernels(torch.device(device), monkeypatch)
-    monkeypatch.setattr(Sampler, "implementation", (module, device))
-    monkeypatch.setattr(
-        Sampler, "is_emulated", module == "lmi_core.ops.kernels.cuda" and device == "cpu"
-    )
+    monkeypatch.setattr(Sampler, "implementation", (name, device))
+    monkeypatch.setattr(Sampler, "is_emulated", name == "native" and device == "cpu")
 
 
 class Sampler:
     """A table, and a step of one-token sequences whose logits are given."""
 
-    implementation = "lmi_core.ops.kernels.torch_ops", "cpu"
+    implementation = "torch", "cpu"
     is_emulated = False
 
     def __init__(self, num_rows: int, vocab_size: int) -> None:
@@ -100,10 +98,9 @@ class Sampler:
             self.step.set_target(row, target_id)
 
     def run(self, logits: Logits) -> SamplingResults:
-        torch.set_num_threads(1)
         inputs = SamplingInputs.of(self.step, self.table, MAX_LOGPROBS)
-        module, device = self.implementation
-        sample = importlib.import_module(module).sample
+        name, device = self.implementation
+        sample = select.function("sample", name)
         result: SamplingResults = sample(torch.from_numpy(logits).to(device), inputs).wait()
         return result
 
@@ -223,6 +220,27 @@ def test_filtered_distribution(filters: dict[str, Any]) -> None:
     ids = sample_rows(np.repeat(logits, num_draws, axis=0), rows).token_ids
     p = filtered_probabilities(logits[0], temperature=0.9, **filters)
     assert chi_square(ids, p) < 4
+
+
+def test_filtered_draws_are_those_of_the_cuda_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Token by token, whichever the sampler: torch's are compared with those of all others."""
+    rng = np.random.default_rng(5)
+    rows = [
+        {
+            "temperature": float(rng.choice([0.4, 1.0, 2.0])),
+            "top_k": int(rng.choice([0, 1, 7, 150])),
+            "top_p": float(rng.choice([1.0, 0.9, 0.5, 0.01])),
+            "min_p": float(rng.choice([0.0, 0.05])),
+            "typical_p": float(rng.choice([1.0, 0.8])),
+            "seed": int(rng.integers(1 << 62)),
+        }
+        for _ in range(64)
+    ]
+    logits = random_logits(len(rows), 1003, seed=2)
+    logits[::3] = np.round(logits[::3])
+    ids = sample_rows(logits, rows).token_ids
+    monkeypatch.setattr(Sampler, "implementation", ("lmi_core.ops.kernels.torch_ops", "cpu"))
+    np.testing.assert_array_equal(sample_rows(logits, rows).token_ids, ids)
 
 
 @pytest.mark.parametrize("filters", [{}, {"top_k": 60}])

@@ -63,7 +63,7 @@ def routed(logits: Handle, settings: dict[str, Any], bias: Array) -> Handle:
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("settings", ROUTINGS)
 def test_routes_are_the_definitions(settings: dict[str, Any], level: str) -> None:
-    from lmi_core.ops.kernels.torch_ops import route as torch_route
+    from lmi_core.ops.kernels.torch_ops.experts import route as torch_route
     from tests.ops.torch_formulas import routes as exact_routes
 
     random = np.random.default_rng(0)
@@ -85,7 +85,7 @@ def test_routes_are_the_definitions(settings: dict[str, Any], level: str) -> Non
 
 @pytest.mark.parametrize("settings", ROUTINGS)
 def test_ties_go_to_the_lowest_ids(settings: dict[str, Any]) -> None:
-    from lmi_core.ops.kernels.torch_ops import route as torch_route
+    from lmi_core.ops.kernels.torch_ops.experts import route as torch_route
 
     settings = {**settings, "bias": None}
     logits = np.zeros((2, NUM_EXPERTS), np.float32)

@@ -182,5 +182,5 @@ def test_time_of_a_prefill(
 
 def test_forced_but_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(select, "has_flash", lambda: False)
-    with pytest.raises(MissingExtraError, match=r"flash-attn.*lmi-core\[cuda\]"):
+    with pytest.raises(MissingExtraError, match=r"flash-attn.*lmi-core\[flash-attn\]"):
         select.select("cuda", "attention:flash")

@@ -178,7 +178,7 @@ def test_a_row_is_what_it_is_alone(ops: ModuleType, device: torch.device, rows: 
 
 
 def test_torch_gives_the_bits_of_the_cpu_engine() -> None:
-    from lmi_core.ops.kernels.torch_ops import linear_quantized
+    from lmi_core.ops.kernels.torch_ops.linear_quantized import linear_quantized
 
     weight, _ = packed_weight(70, 1416, 0, True)
     cpu_weight = same_weight_of_cpu(70, 1416)

@@ -17,21 +17,16 @@ from lmi_core.ops.device import packed_weight as limits  # noqa: E402
 from lmi_core.ops.device.eager import EagerGraph  # noqa: E402
 from lmi_core.ops.device.packed_weight import PackedWeight  # noqa: E402
 from lmi_core.ops.kernels import select  # noqa: E402
-from lmi_core.ops.kernels.cuda import (  # noqa: E402
-    cublaslt,
-    linear_packed,
-)
-from lmi_core.ops.kernels.torch_ops import linear as torch_linear  # noqa: E402
+from lmi_core.ops.kernels.cuda import cublaslt  # noqa: E402
+from lmi_core.ops.kernels.cuda.linear import linear_packed  # noqa: E402
+from lmi_core.ops.kernels.torch_ops.linear import linear as torch_linear  # noqa: E402
 from tests.ops.cuda_kernels import use_cuda_kernels  # noqa: E402
 from tests.ops.device_ops import (  # noqa: E402
     DEVICES,
-    one_thread,
     packed_weight,
     random,
     triton_module,
 )
-
-__all__ = ["one_thread"]  # fixture
 
 DTYPES_16 = [torch.bfloat16, torch.float16]
 SHAPES = [(40, 200, False), (66, 256, True), (70, 1416, True), (33, 8, False)]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-
 import numpy as np
 import pytest
 
@@ -12,7 +10,7 @@ torch = pytest.importorskip("torch", exc_type=ImportError)
 from lmi_core.ops.device.paged_cache import CacheScales, FixedScales  # noqa: E402
 from tests.ops.coded_cache import CODES, FP8, coded_cache  # noqa: E402
 from tests.ops.cuda_kernels import use_cuda_kernels  # noqa: E402
-from tests.ops.device_ops import TOLERANCES, device, random  # noqa: E402
+from tests.ops.device_ops import NATIVE, TOLERANCES, device, random  # noqa: E402
 from tests.ops.paged_case import NATIVE_CASES, PagedCase  # noqa: E402
 
 __all__ = ["device"]  # a fixture
@@ -33,7 +31,7 @@ def test_native_attention(
 ) -> None:
     """Shapes that the kernels take in different ways."""
     use_cuda_kernels(device, monkeypatch)
-    ops = importlib.import_module("lmi_core.ops.kernels.cuda")
+    ops = NATIVE
     case = NATIVE_CODED_CASES[name]
     codes, scales, read = coded_cache(case, device, stored)
     q = random(case.num_tokens, case.num_q_heads * case.head_dim).to(device, dtype)
@@ -60,7 +58,7 @@ def test_native_attention_shows_what_is_not_finite(
 ) -> None:
     """A key that isn't finite spoils what sees it, and nothing else."""
     use_cuda_kernels(device, monkeypatch)
-    ops = importlib.import_module("lmi_core.ops.kernels.cuda")
+    ops = NATIVE
     case = PagedCase(((20, 1), (20, 1)) if is_decode else ((0, 21), (0, 21)), 2, 2, 16)
     codes, scales, _ = coded_cache(case, device, stored)
     slot = case.slots_of(case.arrays(), 0)[-1]
@@ -83,7 +81,7 @@ def test_native_attention_over_fp8_takes_queries_of_any_size(
 ) -> None:
     """Also of those that fp16 has no numbers for."""
     use_cuda_kernels(device, monkeypatch)
-    ops = importlib.import_module("lmi_core.ops.kernels.cuda")
+    ops = NATIVE
     case = PagedCase(((40, 1), (20, 12)), 12, 1, 64)
     codes, scales, read = coded_cache(case, device, stored)
     sizes = size * torch.logspace(-6, 0, 12).repeat_interleave(64)
@@ -107,7 +105,7 @@ def test_native_attention_reads_every_code(
 ) -> None:
     """A row that sees one key gets its value, to the bit."""
     use_cuda_kernels(device, monkeypatch)
-    ops = importlib.import_module("lmi_core.ops.kernels.cuda")
+    ops = NATIVE
     codes = torch.arange(256, dtype=torch.uint8, device=device).view(CODES[stored])
     numbers = codes.float().cpu()
     ones = torch.ones(16, 1, device=device)

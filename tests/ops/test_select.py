@@ -131,6 +131,22 @@ def test_dependent_launches_are_asked_for(
         select.select("cpu", "native")
 
 
+def test_why_an_op_runs_where_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setenv("LMI_OPS", "rms_norm:torch")
+    chosen = select.select("cuda")
+    why = select.reasons(chosen)
+    assert (chosen["rms_norm"], why["rms_norm"]) == ("torch", "LMI_OPS asks for it")
+    assert (chosen["attention"], why["attention"]) == ("triton", "Triton is installed")
+    assert (chosen["sample"], why["sample"]) == ("torch", "there is no Triton kernel")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert select.reasons(select.select("cuda"))["attention"] == "Triton is not installed"
+    monkeypatch.setenv("LMI_OPS", "attention:native")
+    fallen_back = {**chosen, "attention": "triton"}
+    why = select.reasons(fallen_back)["attention"]
+    assert why == "LMI_OPS asks for native, which can't run here"
+
+
 def test_what_runs_for_any_company(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
     monkeypatch.delenv("LMI_OPS", raising=False)
@@ -154,7 +170,7 @@ def test_what_runs_for_any_company(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_native_kernels_that_are_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch", exc_type=ImportError)
     monkeypatch.setenv("LMI_CUDA_LIBRARY", "/nowhere/liblmi_cuda.so")
-    with pytest.raises(UserError, match=r"liblmi_cuda.so is no file; build them with nvcc"):
+    with pytest.raises(UserError, match=r"LMI_CUDA_LIBRARY=/nowhere/liblmi_cuda.so is no file"):
         select.select("cuda", "native")
 
 
@@ -185,10 +201,13 @@ def test_models_with_slopes_take_the_attention_that_has_them(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     torch_only = select.select("cpu", "")
-    assert select.for_slopes(torch_only) == torch_only
+    assert select.with_torch_attention(torch_only, "ALiBi") == torch_only
     assert not caplog.records
     with_triton = {**torch_only, "attention": "triton", "rms_norm": "triton"}
-    assert select.for_slopes(with_triton) == {**with_triton, "attention": "torch"}
+    assert select.with_torch_attention(with_triton, "ALiBi") == {
+        **with_triton,
+        "attention": "torch",
+    }
     assert "attention runs in torch: triton has no kernel for ALiBi" in caplog.text
     invariant = {**torch_only, "attention": "invariant"}
-    assert set(select.for_slopes(invariant).values()) == {"by row"}
+    assert set(select.with_torch_attention(invariant, "ALiBi").values()) == {"by row"}

@@ -6,7 +6,6 @@ Run in the emulator, whose memory lies as a GPU's does, over shapes of common mo
 from __future__ import annotations
 
 import ctypes
-import importlib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ torch = pytest.importorskip("torch", exc_type=ImportError)
 from lmi_core.ops.device.fp8_panels import pack_fp8  # noqa: E402
 from lmi_core.ops.device.paged_cache import CacheScales, FixedScales, Scales  # noqa: E402
 from tests.ops.cuda_kernels import EMULATOR, RACES, use_cuda_kernels  # noqa: E402
-from tests.ops.device_ops import packed_weight, random  # noqa: E402
+from tests.ops.device_ops import NATIVE, packed_weight, random  # noqa: E402
 from tests.ops.paged_case import PagedCase  # noqa: E402
 
 pytestmark = pytest.mark.skipif(EMULATOR != RACES, reason="make test-races runs it")
@@ -41,7 +40,7 @@ class Site:
 @pytest.fixture
 def ops(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     use_cuda_kernels(torch.device("cpu"), monkeypatch)
-    return importlib.import_module("lmi_core.ops.kernels.cuda")
+    return NATIVE
 
 
 def traffic_of(run: Callable[[], object]) -> list[Site]:

@@ -36,7 +36,7 @@ POINTERS = {
     "outliers_ptr": "*i32",
 }
 POINTERS_OF = {
-    "linear_packed": {"x_ptr": "*bf16"},
+    "linear": {"x_ptr": "*bf16"},
     "linear_unpacked": {"words_ptr": "*i32", "y_ptr": "*bf16"},
     "row_codes": {"x_ptr": "*bf16"},
     "invariant.linear": {"x_ptr": "*bf16", "weight_ptr": "*bf16", "y_ptr": "*fp32"},
@@ -117,8 +117,8 @@ KERNELS: list[tuple[str, str, dict[str, Any]]] = [
     ("attention", "_prefill_kernel", {"BLOCK_GROUP": 4, "QUERY_TILE": 16, **HEAD, **E5M2}),
     ("attention", "_prefill_kernel", {"BLOCK_GROUP": 4, "QUERY_TILE": 16, **ODD_HEAD, **PLAIN}),
     ("attention", "_prefill_kernel", {"BLOCK_GROUP": 8, "QUERY_TILE": 16, **WIDE_HEAD, **PLAIN}),
-    ("linear_packed", "_linear_packed_kernel", PACKED),
-    ("linear_packed", "_linear_packed_kernel", {**PACKED, "BLOCK_ROWS": 64}),
+    ("linear", "_linear_packed_kernel", PACKED),
+    ("linear", "_linear_packed_kernel", {**PACKED, "BLOCK_ROWS": 64}),
     ("linear_unpacked", "_unpack_kernel", {**UNPACKED, "IS_GATED": True}),
     ("linear_unpacked", "_unpack_kernel", {**UNPACKED, "IS_GATED": False}),
     ("row_codes", "_quantize_rows_kernel", {"CODES": "int8", "BLOCK": 4096}),

@@ -59,11 +59,11 @@ def test_no_weight_is_further_from_its_code_than_the_range_allows(
 @pytest.mark.parametrize("group_size", [32, 128, 0])
 def test_gptq_changes_less_of_what_inputs_that_depend_on_each_other_give(group_size: int) -> None:
     weights, rows = weights_and_inputs()
-    hessian = Hessian(256)
+    hessian = Hessian()
     for piece in np.split(rows, 4):
         hessian.add(piece)
     grid = grid_of(4, group_size)
-    found = gptq(weights, grid, hessian.factor())
+    found = gptq(weights, grid, hessian.measured())
     assert change(found, weights, rows) < 0.6 * change(
         round_to_nearest(weights, grid), weights, rows
     )
@@ -73,10 +73,10 @@ def test_gptq_takes_inputs_that_are_never_there_and_fewer_rows_than_inputs() -> 
     weights, rows = weights_and_inputs()
     rows = rows[:40].copy()
     rows[:, 7] = 0
-    hessian = Hessian(256)
+    hessian = Hessian()
     hessian.add(rows)
     grid = grid_of(4, 64)
-    found = gptq(weights, grid, hessian.factor())
+    found = gptq(weights, grid, hessian.measured())
     assert np.isfinite(found.floats()).all()
     assert change(found, weights, rows) < change(round_to_nearest(weights, grid), weights, rows)
 

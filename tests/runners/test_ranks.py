@@ -129,7 +129,8 @@ def test_a_lost_rank_ends_requests_and_nothing_hangs() -> None:
 
     async def main() -> None:
         async with Engine(config_of(cached_checkpoint("llama3"), 2)) as engine:
-            runner = engine._runner
+            assert engine._parts is not None
+            runner = engine._parts.runner
             assert isinstance(runner, CpuRunner)
             assert runner._ranks is not None
             events = engine.generate((5, 6, 7), params)

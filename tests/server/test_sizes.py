@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from lmi_core.text.chat import ChatTemplate
+from lmi_server.dialects import large_bodies
 from lmi_server.dialects.tgi.options import TgiOptions
 from tests.engine.fake_runner import FakeRunner
 from tests.server.dialects.tgi.test_tgi_http import serving
@@ -160,6 +161,7 @@ def test_a_costly_chat_template(
     path: str, source: str, is_served: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It takes its own request's time, with an end, and nobody else's."""
+    monkeypatch.setattr(large_bodies, "_PROCESSOR_S", 2)
 
     async def run() -> None:
         template = ChatTemplate({"default": source})

@@ -17,6 +17,7 @@ from lmi_core.engine.engine import Engine
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.structured import library
 from lmi_core.text.chat import ChatTemplate
+from lmi_core.tools.reasoning import REASONING
 from lmi_server.http.metrics import Metrics
 from tests.server.configured import configured
 from tests.server.harness import Answer, Served, serving_backend
@@ -40,11 +41,10 @@ HOT = {"temperature": 1.5, "max_tokens": 120}
 async def serving_demo(**options: Any) -> AsyncIterator[Served]:
     config = EngineConfig(model=MODEL_DIR, num_threads=1, kv_cache_bytes=32 << 20)
     metrics = Metrics()
+    options = {"chat_template": ChatTemplate.load(MODEL_DIR), **options}
     async with (
         Engine(config, observer=metrics.observer("model"), check_integrity=True) as engine,
-        serving_backend(
-            engine, metrics, chat_template=ChatTemplate.load(MODEL_DIR), **options
-        ) as served,
+        serving_backend(engine, metrics, **options) as served,
     ):
         yield served
         assert engine.stats().num_used_blocks == 0
@@ -126,6 +126,86 @@ def test_structural_tags_and_responses() -> None:
         assert error["param"] == "response_format"
 
     run(use, api="openai")
+
+
+def _openai_parts(answer: Any) -> tuple[str, str]:
+    said = answer["choices"][0]["message"]
+    return said["reasoning_content"], said["content"]
+
+
+def _response_parts(answer: Any) -> tuple[str, str]:
+    thought, said = answer["output"]
+    return thought["content"][0]["text"], said["content"][0]["text"]
+
+
+def _message_parts(answer: Any) -> tuple[str, str]:
+    thought, said = answer["content"]
+    return thought["thinking"], said["text"]
+
+
+FORM = {"type": "json_schema", "name": "thing", "schema": SCHEMA}
+CHAT_FORM = {"response_format": {"type": "json_schema", "json_schema": FORM}, "messages": MESSAGES}
+BUDGET = 6
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "parts"),
+    [
+        (
+            "/openai/v1/chat/completions",
+            {**CHAT_FORM, "thinking_token_budget": BUDGET, "seed": 3, **HOT},
+            _openai_parts,
+        ),
+        (
+            "/invocations",
+            {**CHAT_FORM, "thinking_token_budget": BUDGET, "seed": 3, **HOT},
+            _openai_parts,
+        ),
+        (
+            "/openai/v1/responses",
+            {
+                "input": "Go",
+                "text": {"format": FORM},
+                "thinking_token_budget": BUDGET,
+                "temperature": 1.5,
+            },
+            _response_parts,
+        ),
+        (
+            "/anthropic/v1/messages",
+            {
+                "messages": MESSAGES,
+                "output_config": {"format": {"type": "json_schema", "schema": SCHEMA}},
+                "thinking": {"type": "enabled", "budget_tokens": BUDGET},
+                "max_tokens": 200,
+            },
+            _message_parts,
+        ),
+    ],
+)
+def test_reasoning_comes_before_structure(
+    path: str, body: Any, parts: Callable[[Any], tuple[str, str]]
+) -> None:
+    """In every protocol; and what is said is the same alone and beside others."""
+    template = ChatTemplate.load(MODEL_DIR, reasoning=REASONING["deepseek_r1"])
+
+    async def use(served: Served) -> None:
+        alone = parts(loaded(await served.post(body, path)))
+        assert alone[0].strip()
+        jsonschema.validate(json.loads(alone[1]), SCHEMA)
+        others = {"messages": MESSAGES, "guided_regex": REGEX, **HOT}
+        answers = await asyncio.gather(
+            *(served.post(others, "/openai/v1/chat/completions") for _ in range(3)),
+            *(served.post(body, path) for _ in range(2)),
+        )
+        for answer in answers[3:]:
+            thought, said = parts(loaded(answer))
+            assert thought.strip()
+            jsonschema.validate(json.loads(said), SCHEMA)
+            if "seed" in body:
+                assert (thought, said) == alone
+
+    run(use, api="lmi", chat_template=template)
 
 
 def test_openai_streams() -> None:

@@ -35,6 +35,7 @@ from tests.engine.random_drafts import (
     draft_at_random,
     draft_whatever_it_costs,
 )
+from tests.runners.device.torch_harness import DEVICES, skip_without
 
 PERSON: dict[str, Any] = {
     "type": "object",
@@ -210,11 +211,13 @@ def test_same_request_same_tokens_with_and_without_grammars(
     assert (num_preemptions > 0) == (name == "few blocks")
 
 
-def test_the_torch_runner_masks_too() -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_torch_runner_masks_too(device: str) -> None:
     pytest.importorskip("torch", exc_type=ImportError)
+    skip_without(device)
 
     async def use() -> None:
-        config = tiny_config(device="torch-cpu", max_num_seqs=4)
+        config = tiny_config(device=device, max_num_seqs=4)
         async with Engine(config, check_integrity=True) as engine:
             pattern = "[a-f]{5}(-[0-9]{2}){2}"
             tasks = [collect(engine, "A", hot(Grammar.regex(pattern), seed)) for seed in range(3)]

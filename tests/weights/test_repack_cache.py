@@ -62,7 +62,7 @@ def start(config):
 def outputs(config):
     async def main():
         async with Engine(config) as engine:
-            for packed in engine._runner._packed:
+            for packed in engine._parts.runner._packed:
                 packed.wait()
             events = [event async for event in engine.generate(PROMPT, PARAMS)]
             return [(event.token_id, event.logprob) for event in events]

@@ -12,6 +12,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from lmi_core.version import torch_too_old
+
 _NONE = ("", "void", "none", "-1", "NoDevFiles")
 
 
@@ -51,9 +53,11 @@ def torch_objection() -> str:
     version, cuda = facts.get("__version__", "?"), facts.get("cuda")
     if cuda == "":
         return f"torch {version} here is built without CUDA: install a build with it"
+    if objection := torch_too_old(version):
+        return objection
     if cuda is None or not cuda.partition(".")[0].isdigit():
         return ""
-    driver = _driver_version()
+    driver = driver_version()
     if driver is None:
         return "the driver's libcuda.so.1 can't be loaded: look at nvidia-smi"
     if driver[0] < int(cuda.partition(".")[0]):
@@ -65,8 +69,8 @@ def torch_objection() -> str:
     return ""
 
 
-def _driver_version() -> tuple[int, int] | None:
-    """The newest CUDA of the driver; doesn't start it."""
+def driver_version() -> tuple[int, int] | None:
+    """The newest CUDA of the driver, which isn't started; None: there is none."""
     version = ctypes.c_int()
     try:
         error = ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))

@@ -67,6 +67,14 @@ class DeviceStep:
                 # The host may not know the token yet.
                 yield replace(step, token_ids=self.token_ids[row : row + 1])
 
+    def sequences(self) -> Iterator[DeviceStep]:
+        """Steps of one whole sequence each, in order: as if every sequence came by itself."""
+        for seq in range(len(self.host.num_rows)):
+            arrays = self.host.sequence(seq)
+            yield DeviceStep.upload(
+                arrays, block_size=self.block_size, device=self.token_ids.device
+            )
+
 
 def _query_tiles(num_rows: IntArray) -> IntArray:
     tiles = [

@@ -15,52 +15,16 @@ from lmi_core.ops.device.packed_weight import PackedWeight
 from lmi_core.ops.device.paged_cache import PagedCache
 from lmi_core.ops.device.pending_results import PendingResults
 from lmi_core.ops.device.quantized_rows import QuantizedRows, RowFormat
+from lmi_core.ops.device.replay import Replay
 from lmi_core.ops.device.sampling_inputs import SamplingInputs
 from lmi_core.ops.device.torch_weights import DTYPES, DeviceConstants, DeviceWeight
 from lmi_core.ops.graph import ExpertMatrices, Graph, Handle, LinearWeight, Node
 from lmi_core.ops.kernels.fallback import only_in_torch
 from lmi_core.ops.kernels.select import Kernels
-from lmi_core.ops.kernels.torch_ops import group_rows
+from lmi_core.ops.kernels.torch_ops.experts import group_rows
 
-
-class Replay:
-    """One execution: its step and the values that are still needed."""
-
-    def __init__(self, step: DeviceStep) -> None:
-        self.step = step
-        self._values: dict[Handle, Tensor | QuantizedRows] = {}
-        self._addends: dict[Handle, Tensor] = {}
-
-    def __getitem__(self, handle: Handle) -> Tensor:
-        value = cast(Tensor, self._values[handle])
-        addend = self.take_addend(handle)
-        return value if addend is None else value.add_(addend)
-
-    def operand(self, handle: Handle) -> Tensor | QuantizedRows:
-        """The value, which may be quantised already, for a product with quantised weights."""
-        value = self._values[handle]
-        return value if isinstance(value, QuantizedRows) else self[handle]
-
-    def __setitem__(self, handle: Handle, value: Tensor | QuantizedRows) -> None:
-        self._values[handle] = value
-
-    def add_later(self, handle: Handle, addend: Tensor) -> None:
-        """Add at the next use of the value, which may do it in its own kernel."""
-        self._values[handle] = self[handle]
-        self._addends[handle] = addend
-
-    def take(self, handle: Handle) -> tuple[Tensor, Tensor | None]:
-        """The value, and what the caller must add to it in place."""
-        return cast(Tensor, self._values[handle]), self.take_addend(handle)
-
-    def take_addend(self, handle: Handle) -> Tensor | None:
-        return self._addends.pop(handle, None)
-
-    def drop(self, handle: Handle) -> None:
-        self._values.pop(handle, None)
-        self._addends.pop(handle, None)
-
-
+_RESULTS = ("sample", "output")
+"""Ops of which one ends a graph, and whose operand it gives."""
 _Compute = Callable[[Replay], "Tensor | QuantizedRows | None"]
 """None: of a node that adds to an operand."""
 
@@ -75,8 +39,9 @@ class EagerGraph:
         self.act_dtype = graph.act_dtype
         self._act = DTYPES[graph.act_dtype]
         self._caches: list[PagedCache] = []
-        samples = [node.operands["logits"] for node in graph.nodes if node.op == "sample"]
-        self._logits = samples[0] if samples else None
+        results = [node.operands for node in graph.nodes if node.op in _RESULTS]
+        self._result = next(iter(results[0].values())) if results else None
+        self._sees_later = any(node.attributes.get("sees_later") for node in graph.nodes)
         self.reads_counts = any(node.op == "grouped_linear" for node in graph.nodes)
         """Whether the host waits within a step, for how many rows experts have."""
         self._quantized = graph.quantized_rows()
@@ -85,26 +50,29 @@ class EagerGraph:
         self._nodes = [
             (node.result, self._lowered(node, constants), last_uses)
             for node, last_uses in zip(graph.nodes, graph.last_uses(), strict=True)
-            if node.op != "sample"
+            if node.op not in _RESULTS
         ]
         room = torch.empty(self._unpacked_bytes, dtype=torch.uint8, device=device)
         self._unpacked = room if self._unpacked_bytes else None
 
     @torch.inference_mode()
     def forward(self, step: DeviceStep) -> Tensor:
-        """Execute what was recorded, up to the logits; ``sample`` must be among it."""
-        if self._logits is None:
-            raise ValueError("the graph has no sample op, so a step has no result")
+        """Execute what was recorded, up to the logits that are sampled or the output: ``sample`` or
+        ``output`` must be among it."""
+        if self._result is None:
+            raise ValueError("the graph has no sample and no output, so a step has no result")
         if len(step.copy_src):
             for cache in self._caches:
                 cache.copy_blocks(step.copy_src, step.copy_dst)
         if not self.kernels.is_row_by_row:
             return self._execute(step)
+        if self._sees_later:
+            return torch.cat([self._execute(sequence) for sequence in step.sequences()])
         by_row = [self._execute(row) for row in step.single_rows()]
         return torch.cat([by_row[row] for row in step.host.logit_token_rows] or by_row)
 
     def _execute(self, step: DeviceStep) -> Tensor:
-        assert self._logits is not None
+        assert self._result is not None
         replay = Replay(step)
         for result, compute, last_uses in self._nodes:
             value = compute(replay)
@@ -113,7 +81,7 @@ class EagerGraph:
                 replay[result] = value
             for handle in last_uses:
                 replay.drop(handle)
-        return replay[self._logits]
+        return replay[self._result]
 
     @torch.inference_mode()
     def choose(self, logits: Tensor, sampling: SamplingInputs) -> PendingResults:
@@ -139,6 +107,13 @@ class EagerGraph:
     def _add_positions(self, y: Handle, x: Handle, *, table: Tensor, offset: int) -> _Compute:
         def add(replay: Replay) -> None:
             replay.add_later(y, table[replay.step.positions + offset].float())
+
+        return add
+
+    def _add_token_types(self, y: Handle, x: Handle, *, table: Tensor) -> _Compute:
+        def add(replay: Replay) -> None:
+            types = torch.from_numpy(replay.step.host.token_types).to(self.device)
+            replay.add_later(y, table[types].float())
 
         return add
 

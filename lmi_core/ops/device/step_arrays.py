@@ -41,6 +41,7 @@ class StepArrays:
     target_ids: IntArray
     copy_src: IntArray
     copy_dst: IntArray
+    token_types: IntArray = field(default_factory=_none)
     adapter_first_rows: IntArray = field(default_factory=_none)
     adapter_num_rows: IntArray = field(default_factory=_none)
     adapter_slots: IntArray = field(default_factory=_none)
@@ -56,6 +57,31 @@ class StepArrays:
             row[: len(block_ids)] = block_ids
         table_rows = np.arange(len(tables), dtype=np.int32)
         return cls(**arrays, block_tables=rows, table_rows=table_rows)
+
+    def sequence(self, seq: int) -> StepArrays:
+        """A step of all rows of sequence ``seq``, which has no adapter."""
+        first, count = int(self.first_rows[seq]), int(self.num_rows[seq])
+        rows = slice(first, first + count)
+        wanted = self.logit_token_rows[
+            (self.logit_token_rows >= first) & (self.logit_token_rows < first + count)
+        ]
+        zero = np.zeros(1, np.int32)
+        return StepArrays(
+            token_ids=self.token_ids[rows],
+            positions=self.positions[rows],
+            slots=self.slots[rows],
+            token_types=self.token_types[rows],
+            first_rows=zero,
+            num_rows=self.num_rows[seq : seq + 1],
+            kv_lengths=self.kv_lengths[seq : seq + 1],
+            table_rows=zero,
+            block_tables=self.block_tables[self.table_rows[seq]][np.newaxis],
+            logit_token_rows=wanted - np.int32(first),
+            sampling_rows=zero[:0],
+            target_ids=zero[:0],
+            copy_src=zero[:0],
+            copy_dst=zero[:0],
+        )
 
     def row(self, seq: int, row: int) -> StepArrays:
         """A step of token row ``row`` alone, which is one of sequence ``seq``."""
@@ -78,6 +104,7 @@ class StepArrays:
             target_ids=zero[:0],
             copy_src=zero[:0],
             copy_dst=zero[:0],
+            token_types=self.token_types[row : row + 1],
             adapter_first_rows=zero[: len(slots)],
             adapter_num_rows=zero[: len(slots)] + 1,
             adapter_slots=slots,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -29,10 +28,10 @@ def next_best(op: str, device: torch.device) -> Callable[..., Any]:
 def only_in_torch(op: str, others: str, linears: str) -> Callable[..., Any]:
     """``op`` of ``torch_ops``, which no other implementation has; the log says so once where
     ``others`` runs most ops. Where linears are invariant it takes rows one by one."""
-    from lmi_core.ops.kernels import torch_ops
+    from lmi_core.ops.kernels import select
     from lmi_core.ops.kernels.torch_ops.linear_quantized import quantize_rows
 
-    function: Callable[..., Any] = getattr(torch_ops, op)
+    function = select.function(op, "torch")
     if others not in ("torch", "by row"):
         _log.warning("%s runs in torch: %s has no kernel for it", op, others)
     if linears != "invariant":
@@ -59,5 +58,4 @@ def _next_best(op: str, device_type: str) -> tuple[str, Callable[..., Any]]:
     from lmi_core.ops.kernels import select
 
     name = select.usable(op, device_type)[0]
-    function: Callable[..., Any] = getattr(importlib.import_module(select.MODULES[name]), op)
-    return name, function
+    return name, select.function(op, name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
 import statistics
@@ -63,7 +62,7 @@ def prefer_flash(
 @torch.inference_mode()
 def _prefill_s(name: str, device: torch.device, shape: AttentionShape, time: Time) -> float:
     """The median over a few runs, after one that compiles what has to be."""
-    attention = importlib.import_module(select.MODULES[name]).attention
+    attention = select.function("attention", name)
     step = DeviceStep.upload(
         _one_prefill(shape.block_size), block_size=shape.block_size, device=device
     )

@@ -37,14 +37,25 @@ IMPLEMENTATIONS = {
     "sample": ("torch", "native"),
 }
 """What there is of each op, the preferred one first."""
+_FILES = {
+    "linear_packed": "linear",
+    "rms_norm": "norm",
+    "gated_activation": "activation",
+    "rope_cache_write": "rope",
+    "sample": "sampling",
+    "soft_cap": "activation",
+    "clip": "activation",
+    "route": "experts",
+}
+"""In which each package has an op, where that isn't called as the op is."""
 LAUNCH = "launch"
-MODULES = {
+_MODULES = {
     "flash": "lmi_core.ops.kernels.flash",
-    "native": "lmi_core.ops.kernels.cuda",
-    "torch": "lmi_core.ops.kernels.torch_ops",
-    "triton": "lmi_core.ops.kernels.triton",
+    "native": "lmi_core.ops.kernels.cuda.{file}",
+    "torch": "lmi_core.ops.kernels.torch_ops.{file}",
+    "triton": "lmi_core.ops.kernels.triton.{file}",
     "invariant": "lmi_core.ops.kernels.triton.invariant",
-    "by row": "lmi_core.ops.kernels.torch_ops",
+    "by row": "lmi_core.ops.kernels.torch_ops.{file}",
 }
 """``by row``: torch a row at a time, so that no row's result depends on the rows beside it, since a
 library's sums may go another way for another shape. Whole forward passes run so, and ``sample``."""
@@ -87,20 +98,34 @@ def select(device_type: str, forced: str | None = None) -> dict[str, str]:
     built. Where the device can't run native kernels, the next best runs, and the log says so.
     """
     chosen = {op: usable(op, device_type)[0] for op in IMPLEMENTATIONS}
-    launcher = "torch"
+    asked = _asked(forced)
+    if asked.pop(LAUNCH, "torch") == "native":
+        chosen[LAUNCH] = "native"
+    chosen |= asked
+    if "triton" in chosen.values():
+        _check_triton(device_type)
+    if "native" in chosen.values():
+        _check_native(device_type, chosen)
+    if "flash" in chosen.values():
+        _check_flash(device_type)
+    return chosen
+
+
+def _asked(forced: str | None) -> dict[str, str]:
+    """Op, or LAUNCH -> what is asked for; UserError for what there isn't."""
+    asked: dict[str, str] = {}
     for item in (os.environ.get(VARIABLE, "") if forced is None else forced).split(","):
         op, _, name = item.strip().rpartition(":")
         if not name and not op:
             continue
         if name not in _KNOWN:
             raise UserError(f"{VARIABLE} has {item.strip()!r}; known are {', '.join(_KNOWN)}")
-        if op in ("", LAUNCH):
-            launcher = name
+        if op == LAUNCH and name == "triton":
+            raise UserError(f"{VARIABLE}: {LAUNCH} is by native or torch, not by triton")
         if not op:
-            chosen |= {op: name for op, names in IMPLEMENTATIONS.items() if name in names}
-        elif op == LAUNCH:
-            if name == "triton":
-                raise UserError(f"{VARIABLE}: {LAUNCH} is by native or torch, not by triton")
+            asked |= {op: name for op, names in IMPLEMENTATIONS.items() if name in names}
+        if op in ("", LAUNCH):
+            asked[LAUNCH] = name
         elif op not in IMPLEMENTATIONS:
             known = ", ".join((*IMPLEMENTATIONS, LAUNCH))
             raise UserError(f"{VARIABLE} names the op {op!r}; known are {known}")
@@ -108,16 +133,8 @@ def select(device_type: str, forced: str | None = None) -> dict[str, str]:
             known = ", ".join(IMPLEMENTATIONS[op])
             raise UserError(f"{VARIABLE}: {op} has no {name} implementation; it has {known}")
         else:
-            chosen[op] = name
-    if "triton" in chosen.values():
-        _check_triton(device_type)
-    if launcher == "native":
-        chosen[LAUNCH] = launcher
-    if "native" in chosen.values():
-        _check_native(device_type, chosen)
-    if "flash" in chosen.values():
-        _check_flash(device_type)
-    return chosen
+            asked[op] = name
+    return asked
 
 
 def select_for(device_type: str, *, is_deterministic: bool) -> dict[str, str]:
@@ -150,13 +167,13 @@ def select_invariant(device_type: str, forced: str | None = None) -> dict[str, s
     return chosen | dict.fromkeys(_INVARIANT, "invariant") | {"sample": "by row"}
 
 
-def for_slopes(chosen: Mapping[str, str]) -> dict[str, str]:
-    """What was chosen, for a model with slopes of scores (ALiBi) or sinks, which no attention has
-    but torch's: what must be invariant then takes every op row by row."""
+def with_torch_attention(chosen: Mapping[str, str], reason: str) -> dict[str, str]:
+    """What was chosen, for a model whose attention has ``reason``, which is torch's alone: what
+    must be invariant then takes every op row by row."""
     name = chosen["attention"]
     if name in ("torch", "by row"):
         return dict(chosen)
-    _log.warning("attention runs in torch: %s has no kernel for ALiBi or attention sinks", name)
+    _log.warning("attention runs in torch: %s has no kernel for %s", name, reason)
     if name == "invariant":
         return dict.fromkeys(IMPLEMENTATIONS, "by row")
     return {**chosen, "attention": "torch"}
@@ -170,11 +187,16 @@ def usable(op: str, device_type: str) -> list[str]:
     ]
 
 
+def function(op: str, name: str) -> Callable[..., Any]:
+    """An op's implementation of that name."""
+    module = _MODULES[name].format(file=_FILES.get(op, op))
+    found: Callable[..., Any] = getattr(importlib.import_module(module), op)
+    return found
+
+
 def load(chosen: Mapping[str, str]) -> Kernels:
     """Import what was chosen."""
-    functions = {
-        op: getattr(importlib.import_module(MODULES[chosen[op]]), op) for op in IMPLEMENTATIONS
-    }
+    functions = {op: function(op, chosen[op]) for op in IMPLEMENTATIONS}
     if chosen["sample"] == "by row":
         functions["sample"] = partial(functions["sample"], is_by_row=True)
     return Kernels(chosen=dict(chosen), **functions)
@@ -186,6 +208,22 @@ def describe(chosen: Mapping[str, str]) -> str:
     for op, name in chosen.items():
         groups.setdefault(name, []).append(op)
     return "; ".join(f"{name}: {', '.join(ops)}" for name, ops in groups.items())
+
+
+def reasons(chosen: Mapping[str, str]) -> dict[str, str]:
+    """Op -> why that was chosen of a GPU's, in words."""
+    asked = _asked(None)
+    return {op: _reason(op, chosen[op], asked.get(op)) for op in IMPLEMENTATIONS}
+
+
+def _reason(op: str, name: str, asked: str | None) -> str:
+    if name == asked:
+        return f"{VARIABLE} asks for it"
+    if asked is not None:
+        return f"{VARIABLE} asks for {asked}, which can't run here"
+    if "triton" not in IMPLEMENTATIONS[op]:
+        return "there is no Triton kernel"
+    return "Triton is installed" if name == "triton" else "Triton is not installed"
 
 
 def describe_launch(chosen: Mapping[str, str]) -> str:
@@ -224,7 +262,7 @@ def _check_native(device_type: str, chosen: dict[str, str]) -> None:
 
 def _check_flash(device_type: str) -> None:
     if not has_flash():
-        raise MissingExtraError(f"{VARIABLE}, which asks for flash-attn,", "cuda")
+        raise MissingExtraError(f"{VARIABLE}, which asks for flash-attn,", "flash-attn")
     if device_type != "cuda":
         raise UserError(f"{VARIABLE} asks for flash-attn, which runs on CUDA devices only")
 

@@ -33,9 +33,11 @@ class DeviceCache:
             vocab_size=spec.vocab_size,
             max_positions=spec.max_positions,
             max_num_tokens=DEFAULT_BATCHED_TOKENS[device.type],
+            pools=not spec.has_head,
+            takes_whole=not spec.is_causal,
         )
         self.store = PagedCache(
-            num_layers=spec.num_layers,
+            num_layers=spec.num_cache_layers,
             num_blocks=1,
             block_size=config.block_size,
             num_kv_heads=attention.num_kv_heads,
@@ -93,6 +95,7 @@ class DeviceCache:
             kv_dtype=self.dtype,
             device=config.device,
             kernels=select.describe(chosen),
-            runs_ahead=True,
-            verifies_drafts=True,
+            runs_ahead=model.pooling is None,
+            verifies_drafts=model.pooling is None,
+            pooling=model.pooling,
         )

@@ -17,6 +17,7 @@ from lmi_core.runners.cpu.cpu_runner import Progress
 from lmi_core.runners.device.cuda_runner import CudaRunner
 from lmi_core.runners.device.device_memory import memory_of
 from lmi_core.runners.device.torch_runner import TorchRunner
+from lmi_core.version import torch_too_old
 from lmi_core.weights.quantized.checkpoint import can_be_quantized
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ def load_device_runner(
 
     device = find_device(config)
     chosen = select.select_for(device.type, is_deterministic=config.deterministic)
+    _log.info("ops on %s: %s%s", device, select.describe(chosen), _unused(chosen))
     memory = memory_of(device)
     found = find_model(config)
     others_bytes = 0 if memory is None else memory.allocated_bytes()
@@ -54,6 +56,12 @@ def load_device_runner(
     except torch.OutOfMemoryError as error:
         raise _no_room_for_weights(config, found.checkpoint, device) from error
     return make_runner(config, model, device, chosen, others_bytes), model
+
+
+def _unused(chosen: Mapping[str, str]) -> str:
+    if "native" in chosen.values():
+        return ""
+    return f"; CUDA kernels where {select.VARIABLE}=native asks: they have not run on hardware yet"
 
 
 def make_runner(
@@ -75,7 +83,10 @@ def make_runner(
 
 
 def find_device(config: EngineConfig) -> torch.device:
-    """The torch device of ``config.device``; UserError if this process has none."""
+    """The torch device of ``config.device``; UserError if this process has none, or a torch that
+    is too old."""
+    if objection := torch_too_old(torch.__version__):
+        raise UserError(f"device={config.device}, but {objection}", field="device")
     if config.device != "cuda":
         return torch.device("cpu")
     if not torch.cuda.is_available():

@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,7 +23,7 @@ from lmi_core.ops.device.adapter_table import AdapterTable
 from lmi_core.ops.device.device_step import DeviceStep
 from lmi_core.ops.device.eager import EagerGraph
 from lmi_core.ops.device.paged_cache import KV_DTYPES, PagedCache
-from lmi_core.ops.device.pending_results import PendingResults
+from lmi_core.ops.device.pending_results import PendingResults, PendingRows
 from lmi_core.ops.device.sampling_inputs import SamplingInputs
 from lmi_core.ops.device.step_arrays import StepArrays
 from lmi_core.ops.device.torch_weights import DTYPES, DeviceWeights
@@ -38,6 +39,7 @@ from lmi_core.runners.step_memory import StepMemory, StepSizes
 if TYPE_CHECKING:
     from lmi_core.models.loader import LoadedModel
     from lmi_core.settings.engine_config import EngineConfig
+    from lmi_core.weights.formats import FloatArray
 
 _log = logging.getLogger(__name__)
 
@@ -56,7 +58,7 @@ class _Job(NamedTuple):
 
 class _Launched(NamedTuple):
     job: _Job
-    results: PendingResults | None
+    results: PendingResults | PendingRows | None
     """None: the step failed."""
     started_ns: int
 
@@ -88,8 +90,8 @@ class TorchRunner:
                 cache_dtype=KV_DTYPES[cache.dtype],
             )
             prefer_flash(chosen, device, shape)
-        if model.spec.attention.slopes or model.spec.names.sinks:
-            chosen = select.for_slopes(chosen)
+        if reason := _only_torch_attends(model):
+            chosen = select.with_torch_attention(chosen, reason)
         if config.deterministic:
             _log.info("deterministic: %s", select.describe(chosen))
         self.adapters = None
@@ -97,6 +99,9 @@ class TorchRunner:
             backend = DeviceWeights(device)
             self.adapters = LoraStore(model, backend, AdapterTable(), max_rank=config.lora.max_rank)
         table = None if self.adapters is None else self.adapters.table
+        self._pools = model.pooling is not None
+        if model.head is not None:
+            self.head = model.head
         self._graph = _record(model, chosen, cache.store, sizes.max_model_len, device, table)
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda":
@@ -113,6 +118,7 @@ class TorchRunner:
         self._oom_advice = f"lower gpu_memory_utilization, which is {share}"
         self.completion_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._sampled: Tensor | None = None
+        self._pooled_rows = np.zeros((0, model.spec.hidden_size), np.float32)
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._launched: queue.SimpleQueue[_Launched | None] = queue.SimpleQueue()
         self._threads = [
@@ -140,8 +146,10 @@ class TorchRunner:
                 has_long_prefills=kernels.chosen["attention"] in ("torch", "flash"),
             )
             step = DeviceStep.upload(arrays, block_size=config.block_size, device=self.device)
-            sampling = widest_sampling(sizes.max_logit_rows, config.max_logprobs)
-            self._graph.choose(self._graph.forward(step), sampling).wait()
+            result = self._graph.forward(step)
+            if not self._pools:
+                sampling = widest_sampling(sizes.max_logit_rows, config.max_logprobs)
+                self._graph.choose(result, sampling).wait()
 
         graphs = self._make_graphs(config, sizes, 0)
 
@@ -167,6 +175,8 @@ class TorchRunner:
         self, config: EngineConfig, sizes: StepSizes, scratch_block: int
     ) -> DecodeGraphs | None:
         capture = make_capture(config, self.device, self._graph.kernels.chosen)
+        if self._pools:  # nothing decodes
+            return None
         if capture is not None and self._graph.reads_counts:
             _log.warning("decode steps run op by op: the host counts the rows of experts")
             return None
@@ -195,6 +205,9 @@ class TorchRunner:
         arrays = StepArrays.of(step, self.block_tables)
         self._jobs.put(_Job(step, arrays, logit_rows, time.monotonic_ns()))
 
+    def pooled_rows(self, step: _native.Step) -> FloatArray:
+        return self._pooled_rows
+
     def close(self) -> None:
         if not self._threads:
             return
@@ -220,7 +233,7 @@ class TorchRunner:
                     job.step.error = f"{error} ({self._oom_advice})"
                 except Exception as error:
                     job.step.error = f"{type(error).__name__}: {error}"
-                self._sampled = None if results is None else results.token_ids
+                self._sampled = getattr(results, "token_ids", None)
                 self._launched.put(_Launched(job, results, started_ns))
         self._launched.put(None)
 
@@ -230,7 +243,9 @@ class TorchRunner:
         while (launched := self._launched.get()) is not None:
             step = launched.job.step
             try:
-                if launched.results is not None:
+                if isinstance(launched.results, PendingRows):
+                    self._pooled_rows = launched.results.wait()
+                elif launched.results is not None:
                     launched.results.wait().write(step)
             except Exception as error:
                 step.error = f"{type(error).__name__}: {error}"
@@ -252,20 +267,23 @@ class TorchRunner:
                 self._graphs.capture_wanted()
         return self._jobs.get()
 
-    def _launch(self, job: _Job) -> PendingResults:
+    def _launch(self, job: _Job) -> PendingResults | PendingRows:
+        if self._pools:
+            return PendingRows(self._graph.forward(self._upload(job.arrays)))
         sampling = SamplingInputs.of(job.step, self.sampling, self.info.max_logprobs)
         feed = None if job.logit_rows is None else partial(self._feed, job.logit_rows)
         logits = None
         if self._graphs is not None and not len(job.arrays.adapter_slots):
             logits = self._graphs.run(job.arrays, feed)
         if logits is None:
-            inputs = DeviceStep.upload(
-                job.arrays, block_size=self.info.block_size, device=self.device
-            )
+            inputs = self._upload(job.arrays)
             if feed is not None:
                 feed(inputs.token_ids)
             logits = self._graph.forward(inputs)
         return self._graph.choose(logits, sampling)
+
+    def _upload(self, arrays: StepArrays) -> DeviceStep:
+        return DeviceStep.upload(arrays, block_size=self.info.block_size, device=self.device)
 
     def _feed(self, logit_rows: list[int], token_ids: Tensor) -> None:
         """Take the token ids from the last step's results, which the host may not know yet. Nobody
@@ -278,6 +296,13 @@ class TorchRunner:
             rows = torch.tensor(logit_rows).to(self.device, non_blocking=True)
             sampled = torch.where(rows < 0, token_ids[:count], self._sampled[rows.clamp(min=0)])
         token_ids[:count].copy_(sampled.clamp(min=0))
+
+
+def _only_torch_attends(model: LoadedModel) -> str:
+    """What of the model's attention other implementations have not; empty: they have it all."""
+    if model.spec.attention.slopes or model.spec.names.sinks:
+        return "ALiBi or attention sinks"
+    return "" if model.spec.is_causal else "tokens that see later ones"
 
 
 def make_capture(

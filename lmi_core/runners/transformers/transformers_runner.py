@@ -14,7 +14,7 @@ import torch
 
 from lmi_core import _native
 from lmi_core.ops.device.sampling_inputs import SamplingInputs
-from lmi_core.ops.kernels.torch_ops import sample
+from lmi_core.ops.kernels.torch_ops.sampling import sample
 from lmi_core.runners.runner import RunnerInfo
 from lmi_core.runners.step_memory import StepMemory, StepSizes, size_kv_cache
 from lmi_core.runners.transformers.causal_model import CausalModel

@@ -18,7 +18,7 @@ from lmi_core.errors import UserError
 from lmi_server.dialects.base import Call, ParsedCall
 from lmi_server.dialects.generation import Parse, Read, generate_with, parse_call
 from lmi_server.dialects.lmi.session_store import FIELD, Session, SessionStore
-from lmi_server.http.tenants import TENANT
+from lmi_server.http.tenants import tenant_name
 from lmi_server.models.backend import Pins
 from lmi_server.models.loaded_model import LoadedModel
 
@@ -82,8 +82,7 @@ async def answer_in_session(
     sessions, session_id = model.of(Sessions), properties.get(FIELD.lower(), "")
     if not session_id and sessions.store is None:
         return None
-    tenant = request.get(TENANT)
-    owner = "" if tenant is None else tenant.name
+    owner = tenant_name(request)
     kind = await _request_type(request, model)
     if kind == _NEW:
         session = await sessions.create(owner)

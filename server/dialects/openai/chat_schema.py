@@ -223,7 +223,7 @@ def chat_sampling_params(chat: ChatBody, form: AnswerForm | None = None) -> Samp
         return params
     return replace(
         params,
-        grammar=form.grammar or params.grammar,
+        grammar=form.grammar(params.grammar),
         kept_special_tokens=form.marks,
         thinking=thinking,
     )
@@ -236,11 +236,11 @@ def _thinking_budget(chat: ChatBody, form: AnswerForm | None) -> ThinkingBudget 
     is_hint = budget is None
     if is_hint and isinstance(hint, int) and not isinstance(hint, bool) and hint >= 0:
         budget = hint
-    if budget is None or requested_grammar(chat) is not None:
+    if budget is None:
         return None
     reasoning = None if form is None else form.reasoning
     if form is None or reasoning is None:
-        if is_hint:
+        if is_hint or requested_grammar(chat) is not None:
             return None
         raise UserError(
             "thinking_token_budget needs a model that is known to think: its chat template shows "

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lmi_core.errors import UserError
-from lmi_core.structured.grammar import Grammar
+from lmi_core.structured.grammar import Grammar, Thought
 from lmi_core.text.chat import ChatTemplate
 from lmi_core.tools.forms import FORMS, ToolForm
 from lmi_core.tools.reader import Parse, TextParser
@@ -64,23 +64,31 @@ class AnswerForm:
         """Whether answers have fields for reasoning."""
         return self.reasoning is not None and self.shows_reasoning
 
-    @property
-    def grammar(self) -> Grammar | None:
-        """Of the calls that must be made, or of the text where a strict tool may be called."""
+    def grammar(self, asked: Grammar | None) -> Grammar | None:
+        """Of the calls that must be made, of the text where a strict tool may be called, or what a
+        request has ``asked`` for itself; reasoning may come before calls and that."""
         tools = self.tools
         if tools is None:
-            return None
+            lead = "" if self.reasoning is None else self.reasoning.lead
+            return None if asked is None else replace(asked, thought=self._thought(lead))
         if tools.forced:
-            return call_grammar(
-                tools.forced,
-                tools.form,
-                is_parallel=tools.is_parallel,
-                reasoning=self.reasoning,
-                is_open=self.is_open,
-            )
+            grammar = call_grammar(tools.forced, tools.form, is_parallel=tools.is_parallel)
+            return replace(grammar, thought=self._thought())
         if tools.is_strict:
             return free_grammar(tools.tools, tools.form, is_parallel=tools.is_parallel)
         return None
+
+    def _thought(self, lead: str = "") -> Thought | None:
+        reasoning = self.reasoning
+        if reasoning is None:
+            return None
+        return Thought(
+            begin=reasoning.begin,
+            end=reasoning.end,
+            after=reasoning.after,
+            lead=lead,
+            is_open=self.is_open,
+        )
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -116,10 +124,11 @@ def answer_form(
 ) -> AnswerForm | None:
     """How the answer to a prompt is taken apart; None: it is content as it is.
 
-    ``has_grammar``: the request has one of its own, that the text follows from its beginning on.
+    ``has_grammar``: the request has one of its own, which the text follows from its beginning on
+    where the prompt has ended the reasoning.
     """
     reasoning = None if template is None else template.reasoning
-    if has_grammar:
+    if reasoning is not None and has_grammar and reasoning.is_over_after(prompt):
         reasoning = None
     if tools is None and reasoning is None:
         return None

@@ -163,16 +163,16 @@ def _unknown(call: Call, body: msgspec.Struct) -> dict[str, str]:
     return report_unknown(call.request_id, names, "fields")
 
 
-def _protocol(model: LoadedModel) -> PoolingProtocol:
+def pooling_protocol(model: LoadedModel) -> PoolingProtocol:
     return PoolingProtocol(model.options.model_name, openai_protocol(model).adapter_named)
 
 
 async def embed(request: web.Request, model: LoadedModel) -> web.StreamResponse:
-    return await generate(request, model, model.of(_protocol).parse_embeddings)
+    return await generate(request, model, model.of(pooling_protocol).parse_embeddings)
 
 
 async def rerank(request: web.Request, model: LoadedModel) -> web.StreamResponse:
-    return await generate(request, model, model.of(_protocol).parse_rerank)
+    return await generate(request, model, model.of(pooling_protocol).parse_rerank)
 
 
 POOLING_ROUTES = (

@@ -11,7 +11,7 @@ import json
 import re
 import time
 import uuid
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from itertools import islice
@@ -54,7 +54,7 @@ from lmi_server.dialects.openai.responses_store import ResponseStore, Stored
 from lmi_server.dialects.openai.schema import with_defaults
 from lmi_server.dialects.routes import ModelRoute, ServerRoute
 from lmi_server.dialects.unknown_fields import report_unknown, unknown_fields
-from lmi_server.http.tenants import TENANT
+from lmi_server.http.tenants import tenant_name
 from lmi_server.models.loaded_model import LoadedModel
 from lmi_server.models.model_registry import ModelRegistry
 
@@ -165,12 +165,13 @@ def responses_protocol(model: LoadedModel) -> ResponsesProtocol:
 
 
 async def respond(request: web.Request, model: LoadedModel) -> web.StreamResponse:
-    return await generate_with(request, model, partial(_parsed, request, model))
+    return await generate_with(request, model, partial(parse_response, model, tenant_name(request)))
 
 
-async def _parsed(request: web.Request, model: LoadedModel, call: Call) -> ParsedCall:
-    """Brings calls and the store together: parsing may happen in another process."""
-    tenant, store = request.get(TENANT), model.shared.responses
+async def parse_response(model: LoadedModel, tenant: str, call: Call) -> ParsedCall:
+    """Brings calls and a tenant's stored responses together: parsing may happen in another
+    process."""
+    store = model.shared.responses
     search = partial(_previous_names, call.body)
     is_long = len(call.body) > _PIECE_BYTES
     names = await asyncio.to_thread(search) if is_long else search()
@@ -198,9 +199,7 @@ def _previous_names(body: bytes) -> set[str]:
     return set(islice(matches, _MAX_PREVIOUS))
 
 
-def _keep(
-    store: ResponseStore, tenant: Hashable, messages: bytes, response: Mapping[str, Any]
-) -> bool:
+def _keep(store: ResponseStore, tenant: str, messages: bytes, response: Mapping[str, Any]) -> bool:
     body = json.dumps(response, ensure_ascii=False).encode("utf-8", "replace")
     return store.put(tenant, str(response["id"]), Stored(body, messages))
 
@@ -209,13 +208,13 @@ async def get_stored(request: web.Request, models: ModelRegistry) -> web.Respons
     """What was answered before, for the tenant that asked for it."""
     if request.query.get("stream", "false") != "false":
         raise UserError("a stored response isn't streamed; leave stream out", field="stream")
-    stored = models.responses.get(request.get(TENANT), request.match_info["response"])
+    stored = models.responses.get(tenant_name(request), request.match_info["response"])
     return web.Response(body=stored.response, content_type="application/json")
 
 
 async def delete_stored(request: web.Request, models: ModelRegistry) -> web.Response:
     name = request.match_info["response"]
-    models.responses.delete(request.get(TENANT), name)
+    models.responses.delete(tenant_name(request), name)
     return web.json_response({"id": name, "object": "response", "deleted": True})
 
 

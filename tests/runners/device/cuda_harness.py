@@ -36,7 +36,6 @@ TOTALS: list[EngineTotals] = []
 
 @pytest.fixture(params=DEVICES)
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.device:
-    torch.set_num_threads(1)
     chosen = torch.device(request.param)
     use_cuda_kernels(chosen, monkeypatch)
     monkeypatch.setattr(CONFIG, "device", "cuda" if request.param == "cuda" else "torch-cpu")

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,11 +28,6 @@ from lmi_core.runners.device import (  # noqa: E402
 )
 from tests.ops.paged_case import PagedCase  # noqa: E402
 from tests.runners.device.torch_harness import assert_alike, config_of, outcomes  # noqa: E402
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 class Rerun:
@@ -75,6 +72,43 @@ def test_same_tokens_as_op_by_op(variant: str, capture: Rerun) -> None:
     assert capture.num_replayed == before
     for events, others in zip(captured, eager, strict=True):
         assert_alike(events, others)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU")
+@pytest.mark.parametrize("kernels", ["", "native,launch:torch"])
+def test_gpu_same_tokens_as_op_by_op(kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs of CUDA's, of Triton's kernels and of ours; no reference but the steps themselves."""
+    from tests.ops.cuda_kernels import use_cuda_kernels
+
+    if kernels:
+        use_cuda_kernels(torch.device("cuda"), monkeypatch)
+    monkeypatch.setenv("LMI_OPS", kernels)
+    monkeypatch.setattr(decode_graphs, "NUM_MISSES", 2)
+    monkeypatch.setattr(decode_graphs, "FIRST_NUM_KEYS", 32)
+    replayed: list[bool] = []
+    run_graph = decode_graphs.DecodeGraphs.run
+
+    def noted(self: decode_graphs.DecodeGraphs, *arguments: Any) -> Any:
+        logits = run_graph(self, *arguments)
+        replayed.append(logits is not None)
+        return logits
+
+    monkeypatch.setattr(decode_graphs.DecodeGraphs, "run", noted)
+    stored = "bfloat16" if kernels else "float32"
+    config = config_of(cached_checkpoint("llama3", dtype=stored), "cuda", dtype="auto")
+    captured = run(outcomes(config), timeout_s=110)
+    assert any(replayed)
+    replayed.clear()
+    eager = run(outcomes(replace(config, enforce_eager=True)), timeout_s=110)
+    assert not replayed
+    for events, others in zip(captured, eager, strict=True):
+        if not kernels:
+            assert_alike(events, others)
+            continue
+        assert [event.token_id for event in events] == [event.token_id for event in others]
+        logprobs = [event.logprob for event in others]
+        assert [event.logprob for event in events] == pytest.approx(logprobs, abs=0.02)
 
 
 def _fields(config: EngineConfig) -> dict[str, object]:
@@ -198,8 +232,6 @@ def make_graphs(capture: decode_graphs.Capture) -> decode_graphs.DecodeGraphs:
 
 
 def decode_arrays(num_rows: int) -> StepArrays:
-    from dataclasses import replace
-
     arrays = PagedCase(((5, 1),) * num_rows, 1, 1, 8).arrays()
     return replace(arrays, logit_token_rows=np.arange(num_rows, dtype=np.int32))
 

@@ -23,11 +23,6 @@ torch = pytest.importorskip("torch", exc_type=ImportError)
 from tests.runners.device.torch_harness import config_of  # noqa: E402
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @pytest.mark.parametrize("kernels", ["torch", "triton", "native"])
 def test_an_int8_cache_serves(monkeypatch: pytest.MonkeyPatch, kernels: str) -> None:
     """As the CPU engine's, with a prefix from the cache."""

@@ -32,11 +32,6 @@ GIB = 2**30
 MIB = 2**20
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 class FakeMemory:
     """80 GiB; every graph takes 8 MiB of them, the first 1 GiB, and steps take 3 GiB."""
 

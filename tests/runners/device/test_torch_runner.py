@@ -23,11 +23,6 @@ torch = pytest.importorskip("torch", exc_type=ImportError)
 from tests.runners.device.torch_harness import assert_alike, config_of, outcomes  # noqa: E402
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @pytest.mark.parametrize("variant", ["llama3", "mistral", "qwen2", "qwen3"])
 def test_same_tokens_as_native(variant: str) -> None:
     model = cached_checkpoint(variant)

@@ -18,6 +18,15 @@ from tests.checkpoints import VOCAB_SIZE
 from tests.engine.harness import assert_nothing_leaked
 
 LOGPROB_TOLERANCE = 1e-4
+DEVICES = ("torch-cpu", pytest.param("cuda", marks=pytest.mark.gpu))
+"""Of an engine that isn't the CPU's own."""
+
+
+def skip_without(device: str) -> None:
+    import torch
+
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("torch finds no GPU")
 
 
 def config_of(model: Path, device: str, **changes: object) -> EngineConfig:

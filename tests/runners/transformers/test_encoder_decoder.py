@@ -17,11 +17,6 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    torch.set_num_threads(1)
-
-
 def config(family, **more):
     return TransformersConfig(model=checkpoint(family), num_threads=1, **more)
 

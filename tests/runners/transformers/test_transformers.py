@@ -19,13 +19,6 @@ from tests.engine.harness import run
 pytest.importorskip("transformers")
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    import torch
-
-    torch.set_num_threads(1)
-
-
 def config(family, **more):
     return TransformersConfig(model=checkpoint(family), num_threads=1, **more)
 
@@ -90,7 +83,7 @@ def test_padding_is_bounded_by_splits():
             for stream in streams:
                 await anext(stream)
             await asyncio.gather(*(_read(stream, 3) for stream in streams))
-            found = sorted(len(group) for group in engine._runner.groups)
+            found = sorted(len(group) for group in engine._parts.runner.groups)
             for stream in streams:
                 await stream.aclose()
             return found
@@ -207,7 +200,7 @@ def test_choices_stops_and_abort():
 def test_a_failed_call_fails_its_requests_only(monkeypatch):
     async def main():
         async with Engine(config("gpt2")) as engine:
-            model = engine._runner._model._model
+            model = engine._parts.runner._model._model
             monkeypatch.setattr(model, "forward", _broken, raising=True)
             with pytest.raises(Exception, match="out of something"):
                 await ids_of(engine, (9, 8))

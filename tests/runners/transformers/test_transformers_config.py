@@ -143,7 +143,7 @@ def test_padding(configured):
             for _ in range(4):
                 for output in outputs:
                     await anext(output)
-            found = sorted(len(group) for group in engine._runner.groups)
+            found = sorted(len(group) for group in engine._parts.runner.groups)
             for output in outputs:
                 await output.aclose()
             return found

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import io
 import json
+import os
 import stat
 import time
 from collections.abc import Callable
@@ -15,7 +17,7 @@ import openai
 import pytest
 
 from lmi_core.demo import MODEL_DIR
-from lmi_core.errors import UserError
+from lmi_core.errors import CapacityError, UserError
 from lmi_core.settings.batch_config import BatchConfig
 from lmi_core.text.chat import ChatTemplate
 from lmi_server.batches.lines import check
@@ -28,6 +30,7 @@ from tests.server.serve_process import ServeProcess, serve
 pytestmark = pytest.mark.timeout(180)
 TEMPLATE = ChatTemplate({"default": "{% for m in messages %}{{ m.content }}{% endfor %}"})
 CHAT = "/v1/chat/completions"
+WRITE = os.write
 
 
 def line(number: int, url: str = CHAT, **body: Any) -> str:
@@ -285,7 +288,9 @@ def _whole_lines(path: Path) -> list[bytes]:
 
 def test_a_killed_process_may_have_begun_to_keep_the_answers(tmp_path: Path) -> None:
     store = BatchStore(tmp_path, "", 1000)
-    batch_id, file_id = f"batch_{'1' * 32}", f"file-{'2' * 32}"
+    file_id = f"file-{'2' * 32}"
+    fields = {"status": "finalizing", "output_id": file_id, "errors_id": f"file-{'3' * 32}"}
+    batch_id = store.add_batch({**fields, "endpoint": CHAT})["id"]
     given = Answers(store, batch_id, "output")
     given.append("a", b'{"custom_id": "a"}\n')
     given.close()
@@ -295,8 +300,83 @@ def test_a_killed_process_may_have_begun_to_keep_the_answers(tmp_path: Path) -> 
         assert again.keep_answers(batch_id, "output", file_id)
     assert not again.keep_answers(batch_id, "errors", f"file-{'3' * 32}")
     assert [file["id"] for file in again.listed("files")] == [file_id]
+    again.save_batch({**again.get("batches", batch_id), "status": "completed"})
+    orphan = store.data_path(f"file-{'4' * 32}")
+    orphan.write_bytes(b"x" * 2000)
+    again = BatchStore(tmp_path, "", 1000)
+    assert not orphan.exists()
+    assert again.data_path(file_id).exists()
     with pytest.raises(UserError, match="there is room for"):
         again.take(1000)
+
+
+def test_what_fails_isnt_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = BatchStore(tmp_path, "", 100)
+    with monkeypatch.context() as full:
+        full.setattr(store, "_describe", _no_room)
+        with pytest.raises(UserError, match="can't be kept: No space"):
+            store.add_file("a", "batch", b"x" * 100)
+    assert not [*(tmp_path / "all" / "files").iterdir()]
+    given = Answers(store, f"batch_{'1' * 32}", "output")
+    given.append("a", b'{"custom_id": "a"}\n')
+    with monkeypatch.context() as full:
+        full.setattr(os, "write", lambda file, data: WRITE(file, data[:5]))
+        with pytest.raises(OSError, match="No space"):
+            given.append("b", b'{"custom_id": "b"}\n')
+    given.append("c", b'{"custom_id": "c"}\n')
+    given.close()
+    [path] = tmp_path.rglob("*.output")
+    assert [json.loads(each)["custom_id"] for each in _whole_lines(path)] == ["a", "c"]
+    store.take(100 - path.stat().st_size)
+
+
+def _no_room(*arguments: Any) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_the_oldest_batch_gives_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lmi_server.batches.store._MAX_FILES", 2)
+    store = BatchStore(tmp_path, "", 1000)
+    first = store.add_batch({"status": "in_progress", "endpoint": CHAT})
+    store.add_batch({"status": "completed", "endpoint": CHAT})
+    third = store.add_batch({"status": "in_progress", "endpoint": CHAT})
+    assert store.listed("batches") == [third, first]
+    with pytest.raises(CapacityError, match="there are 2 batches"):
+        store.add_batch({"status": "in_progress", "endpoint": CHAT})
+
+
+def test_responses(tmp_path: Path) -> None:
+    """As their route gives them, kept for the tenant whose batch it is."""
+
+    def use(client: openai.OpenAI) -> None:
+        url: Any = "/v1/responses"
+        before = client.responses.create(input="Before", max_output_tokens=2)
+        bodies = [
+            {"input": "Go", "max_output_tokens": 3},
+            {"input": "On", "max_output_tokens": 3, "previous_response_id": before.id},
+            {"input": "Go", "background": True},
+            {"input": "Go", "stream": True},
+        ]
+        lines = [
+            json.dumps({"custom_id": f"r{i}", "method": "POST", "url": url, "body": body})
+            for i, body in enumerate(bodies)
+        ]
+        batch = ended(client, begin(client, *lines, endpoint=url))
+        output = answers(client, batch.output_file_id)
+        assert set(output) == {"r0", "r1"}
+        said = output["r0"]["response"]["body"]
+        assert client.responses.retrieve(said["id"]).output_text
+        assert output["r1"]["response"]["body"]["previous_response_id"] == before.id
+        failed = answers(client, batch.error_file_id)
+        params = [failed[name]["response"]["body"]["error"]["param"] for name in ("r2", "r3")]
+        assert params == ["background", "stream"]
+        with (
+            openai.OpenAI(base_url=client.base_url, api_key="j", max_retries=0) as other,
+            pytest.raises(openai.NotFoundError),
+        ):
+            other.responses.retrieve(said["id"])
+
+    run(use, tmp_path, api_keys=("k", "j"), response_store_bytes=1 << 20)
 
 
 def test_long_and_many_lines(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from tests.server.watchdog import shares_process
 APIS = ("lmi", "tgi", "openai")
 DOCUMENTS = {api: document(DialectTable(DIALECTS, api)) for api in APIS}
 TEMPLATE = ChatTemplate({"default": "{% for m in messages %}{{ m.content }}{% endfor %}"})
-NUM_EXAMPLES = 50
+NUM_EXAMPLES = 30
 
 
 def references(value: Any) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """The shared library of csrc/cuda behind its C interface, loaded at first use.
 
-``LMI_CUDA_LIBRARY`` names another file than the one beside this package. The tests' emulator of a
-device is such a file: it takes host tensors instead of CUDA ones.
+``library_file`` says which file that is. The tests' emulator of a device is one, too: it takes host
+tensors instead of CUDA ones.
 """
 
 from __future__ import annotations
@@ -19,15 +19,13 @@ import torch
 from torch import Tensor
 
 from lmi_core.errors import UserError
+from lmi_core.ops.kernels import library_file
 from lmi_core.ops.kernels.cuda.arguments import parse
 
 _log = logging.getLogger(__name__)
 
-VARIABLE = "LMI_CUDA_LIBRARY"
 DEPENDENT_LAUNCH = "LMI_CUDA_DEPENDENT_LAUNCH"
 """1: kernels may start while the one before them ends, on GPUs from sm_90 on."""
-VERSION = 11
-"""LMI_CUDA_VERSION of csrc/cuda/lmi_cuda.h that this package was written for."""
 DTYPES = {
     torch.float32: 0,
     torch.bfloat16: 1,
@@ -48,11 +46,8 @@ class Library:
             version = self._functions.lmi_cuda_version()
         except (OSError, AttributeError) as error:
             raise UserError(f"the CUDA kernels can't be loaded: {error}") from error
-        if version != VERSION:
-            raise UserError(
-                f"{path} has version {version} of the kernels' interface, wanted is {VERSION}: "
-                "build it again with: make cuda-all"
-            )
+        if objection := library_file.unfit(path, version):
+            raise UserError(objection)
         self._functions.lmi_cuda_error.restype = ctypes.c_char_p
         self._functions.lmi_cuda_notice.restype = ctypes.c_char_p
         self._num_notices = 0
@@ -134,20 +129,11 @@ class Library:
         return text.decode()
 
 
-def find() -> Path | None:
-    """The library's file, if there is one."""
-    named = os.environ.get(VARIABLE, "")
-    path = Path(named or Path(__file__).parents[3] / "liblmi_cuda.so")
-    return path if path.exists() else None
-
-
 def load() -> Library:
     """Raises UserError when the library is missing or doesn't fit this package."""
-    path = find()
+    path = library_file.find()
     if path is None:
-        named = os.environ.get(VARIABLE, "")
-        where = f"{VARIABLE}={named} is no file" if named else "liblmi_cuda.so is not built"
-        raise UserError(f"no CUDA kernels: {where}; build them with nvcc: make cuda-all")
+        raise UserError(f"no CUDA kernels: {library_file.missing()}")
     return _load(path)
 
 

@@ -27,12 +27,16 @@ def attention(
     scales: Scales = None,
     slopes: Tensor | None = None,
     sinks: Tensor | None = None,
+    sees_later: bool = False,
+    relative: Tensor | None = None,
 ) -> Tensor:
-    """Causal attention with grouped queries, [T, hq d] -> [T, hq d] in q's dtype.
+    """Attention with grouped queries, causal unless ``sees_later``: [T, hq d] -> [T, hq d] in q's
+    dtype.
 
     keys, values: one layer's [slots, hkv, d]. ``window``: keys seen counting the query's own; 0:
     all. ``soft_cap``: 0: none. ``scales``: of 8-bit keys and values.
-    ``slopes``: [hq], ALiBi's. ``sinks``: [hq], of scores without values.
+    ``slopes``: [hq], ALiBi's. ``sinks``: [hq], of scores without values. ``sees_later``,
+    ``relative``: of ``ops.attention``.
     """
     queries = q.view(len(q), num_q_heads, -1)
     y = torch.empty_like(queries)
@@ -48,10 +52,12 @@ def attention(
             k, v = k * scales.keys, v * scales.values
         v.masked_fill_(~is_cached[..., None, None], 0.0)
         distance = step.positions[rows].unsqueeze(2) - torch.arange(num_keys, device=q.device)
-        hidden = distance < 0
+        hidden = ~is_cached.unsqueeze(1) if sees_later else distance < 0
         if window:
-            hidden |= distance >= window
+            hidden = hidden | (distance.abs() >= window)
         bias = None if slopes is None else slopes[:, None, None] * -distance.unsqueeze(1)
+        if relative is not None:
+            bias = relative[:, relative.shape[1] // 2 - distance].transpose(0, 1)
         result = _attend(queries[rows].float(), k, v, hidden, scale, soft_cap, bias, sinks)
         y[rows] = result.to(y.dtype)
 
@@ -68,7 +74,8 @@ def attention(
         for start in range(0, num_rows, MAX_SCORE_ROWS):
             end = min(start + MAX_SCORE_ROWS, num_rows)
             rows = torch.arange(first + start, first + end, device=q.device)
-            attend(rows.unsqueeze(0), seq_ids, kv_length - num_rows + end)
+            num_keys = kv_length if sees_later else kv_length - num_rows + end
+            attend(rows.unsqueeze(0), seq_ids, num_keys)
     return y.flatten(1)
 
 

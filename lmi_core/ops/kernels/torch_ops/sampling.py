@@ -1,12 +1,14 @@
 """From logits to token ids; the rules are those of the native sampler (csrc/cpu/isa/sample.inc).
 
 Filters keep a prefix of the tokens in order of (logit descending, id ascending), typical-p one in
-order of distances from the mean logit. Unfiltered draws
-go through the tokens in order of ids, as the native sampler does, so that both choose alike but for
-rounding; filtered ones go through them in descending order, which only the distribution shares.
+order of distances from the mean logit. Draws go through what is kept in order of ids, with masses
+that are integers: those of csrc/cuda/sample.cu too, so that both choose alike but for the rounding
+of exponentials. The CPU's draws choose alike where nothing is filtered.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -14,21 +16,28 @@ import torch
 from torch import Tensor
 
 from lmi_core.ops.device.pending_results import PendingResults
-from lmi_core.ops.device.sampling_inputs import Edits, SamplingInputs, SamplingResults
+from lmi_core.ops.device.sampling_inputs import (
+    Edits,
+    SamplingInputs,
+    SamplingResults,
+)
 
+_Rows = npt.NDArray[np.int64]
+UNIT = 2.0**40
+"""Masses are multiples of this part of the greatest."""
 _LOWEST = torch.finfo(torch.float32).min
 
 
 def sample(logits: Tensor, inputs: SamplingInputs, *, is_by_row: bool = False) -> PendingResults:
     """fp32 [L, vocab]. A row with a NaN or infinite logit, or with all tokens banned, gets -1.
 
-    ``is_by_row``: what adds up goes row by row, so that it adds up alike whatever else is there.
+    ``is_by_row``: sums of floats go row by row, so that they add up alike whatever else is there.
     """
     parts = torch.split(logits, 1) if is_by_row and len(logits) else (logits,)
     plain_mass = torch.cat([part.logsumexp(-1) for part in parts])
     modified = _modify(logits, inputs)
     best, token_ids = modified.max(-1)
-    _draw(modified, best, token_ids, inputs, is_by_row)
+    _draw(modified, best, token_ids, inputs)
     is_valid = plain_mass.isfinite() & (best >= _LOWEST)
     is_sampled = _to(inputs.is_sampled, logits) & is_valid
     token_ids = torch.where(is_sampled, token_ids, -1)
@@ -49,12 +58,16 @@ def in_order(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     if count == 0:
         empty = logits.new_empty(len(logits), 0)
         return empty, empty.long()
-    bits = (logits + 0.0).view(torch.int32)
-    ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()
     ids = torch.arange(logits.shape[1], device=logits.device)
-    candidates = (ordered << 32) | (0xFFFFFFFF - ids)
+    candidates = (_in_order(logits) - (1 << 31) << 32) | (0xFFFFFFFF - ids)
     chosen = 0xFFFFFFFF - (candidates.topk(count).values & 0xFFFFFFFF)
     return logits.gather(1, chosen), chosen
+
+
+def _in_order(values: Tensor) -> Tensor:
+    """int64 from 0 to 2^32 - 1 in the order of the fp32 ``values``."""
+    bits = (values + 0.0).view(torch.int32)
+    return torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long() + (1 << 31)
 
 
 def _modify(logits: Tensor, inputs: SamplingInputs) -> Tensor:
@@ -87,74 +100,95 @@ def _allowed(masks: npt.NDArray[np.uint32], logits: Tensor) -> Tensor:
     return bits.flatten(1)[:, : logits.shape[1]].bool()
 
 
-def _draw(
-    logits: Tensor, best: Tensor, token_ids: Tensor, inputs: SamplingInputs, is_by_row: bool
-) -> None:
+def _draw(logits: Tensor, best: Tensor, token_ids: Tensor, inputs: SamplingInputs) -> None:
     """Replace the most likely token by a drawn one in rows with a temperature."""
-    is_top_k = (inputs.top_k > 0) & (inputs.top_k < logits.shape[1])
-    is_filtered = is_top_k | (inputs.top_p < 1) | (inputs.min_p > 0) | (inputs.typical_p < 1)
-    is_drawn = inputs.temperature > 0
-    for rows_of, draw in (
-        (is_drawn & ~is_filtered, _draw_unfiltered),
-        (is_drawn & is_filtered, _draw_filtered),
-    ):
-        drawn = np.flatnonzero(rows_of)
-        for chosen in np.split(drawn, len(drawn)) if is_by_row and len(drawn) else (drawn,):
-            if not len(chosen):
-                continue
-            rows = _to(chosen, logits)
-            token_ids[rows] = draw(logits[rows], best[rows].unsqueeze(1), inputs, chosen)
+    drawn = np.flatnonzero(inputs.temperature > 0)
+    if len(drawn):
+        rows = _to(drawn, logits)
+        masses = kept_masses(logits[rows], best[rows].unsqueeze(1), inputs, drawn)
+        token_ids[rows] = _pick(masses, _column(inputs.uniform, drawn, logits))
 
 
-def _draw_unfiltered(
-    logits: Tensor, best: Tensor, inputs: SamplingInputs, rows: npt.NDArray[np.int64]
-) -> Tensor:
-    weights = ((logits - best) / _column(inputs.temperature, rows, logits)).exp().double()
-    return _pick(weights, _column(inputs.uniform, rows, logits))
+def kept_masses(logits: Tensor, best: Tensor, inputs: SamplingInputs, rows: _Rows) -> Tensor:
+    """Masses int64 [R, vocab], multiples of 2^-40 of the greatest; 0 of tokens that a filter drops.
+
+    ``logits``: those of ``rows``; ``best``: their greatest [R, 1]. Nothing is sorted."""
+    temperature = _column(inputs.temperature, rows, logits)
+    weights = ((logits - best) * (1.0 / temperature)).exp()
+    masses = (weights * UNIT).long()
+
+    def keep(
+        which: npt.NDArray[np.bool_], is_kept: Callable[[Tensor, npt.NDArray[np.int64]], Tensor]
+    ) -> None:
+        chosen = np.flatnonzero(which)
+        if len(chosen):
+            at = _to(chosen, logits)
+            masses[at] = torch.where(is_kept(at, rows[chosen]), masses[at], 0)
+
+    def is_top_k(at: Tensor, of: _Rows) -> Tensor:
+        ones = masses.new_ones(len(at), logits.shape[1])
+        return _is_in_prefix(_in_order(logits[at]), ones, _column(inputs.top_k, of, logits).long())
+
+    def is_top_p(at: Tensor, of: _Rows) -> Tensor:
+        target = _share(masses[at], _column(inputs.top_p, of, logits))
+        return _is_in_prefix(_in_order(logits[at]), masses[at], target)
+
+    def is_typical(at: Tensor, of: _Rows) -> Tensor:
+        own = masses[at]
+        target = _share(own, _column(inputs.typical_p, of, logits))
+        distances = _distances(logits[at], own, best[at], temperature[at])
+        return _is_in_prefix(_in_order(-distances), own, target)
+
+    keep((inputs.top_k[rows] > 0) & (inputs.top_k[rows] < logits.shape[1]), is_top_k)
+    keep(inputs.top_p[rows] < 1, is_top_p)
+    keep(
+        inputs.min_p[rows] > 0,
+        lambda at, of: weights[at] >= _column(inputs.min_p, of, logits),
+    )
+    keep(inputs.typical_p[rows] < 1, is_typical)
+    return masses
 
 
-def _draw_filtered(
-    logits: Tensor, best: Tensor, inputs: SamplingInputs, rows: npt.NDArray[np.int64]
-) -> Tensor:
-    vocab_size = logits.shape[1]
-    top_k = inputs.top_k[rows]
-    top_k = np.where(top_k > 0, np.minimum(top_k, vocab_size), vocab_size)
-    values, ids = in_order(logits, int(top_k.max()))
-    weights = ((values - best) / _column(inputs.temperature, rows, logits)).exp()
-    rank = torch.arange(weights.shape[1], device=logits.device)
-    min_p = _column(inputs.min_p, rows, logits)
-    kept = torch.where(rank < _to(top_k, logits).unsqueeze(1), weights, 0.0).double()
-    before = kept.cumsum(-1) - kept
-    top_p = _column(inputs.top_p, rows, logits).double()
-    kept = torch.where((top_p >= 1) | (before < top_p * kept.sum(-1, keepdim=True)), kept, 0.0)
-    kept = torch.where(weights >= min_p, kept, 0.0)
-    if (inputs.typical_p[rows] < 1).any():
-        kept = _typical(kept, values, _column(inputs.typical_p, rows, logits).double())
-    drawn = _pick(kept, _column(inputs.uniform, rows, logits))
-    return ids.gather(1, drawn.unsqueeze(1)).squeeze(1)
+def _share(masses: Tensor, part: Tensor) -> Tensor:
+    """[R, 1]: that part of each row's mass, at least a unit."""
+    return (part.double() * masses.sum(-1, keepdim=True).double()).long().clamp(min=1)
 
 
-def _typical(weights: Tensor, values: Tensor, typical_p: Tensor) -> Tensor:
-    """Only the weights whose surprise is closest to the entropy (csrc/cpu/isa/typical.inc)."""
-    mass = weights.sum(-1, keepdim=True)
-    mean = torch.where(weights > 0, weights * values, 0.0).sum(-1, keepdim=True) / mass
-    distances = torch.where(weights > 0, (values - mean.float()).abs(), torch.inf)
-    order = distances.argsort(stable=True)
-    nearest = weights.gather(1, order)
-    before = nearest.cumsum(-1) - nearest
-    is_kept = (typical_p >= 1) | (before < typical_p * mass)
-    is_kept[:, :1] = True
-    return torch.zeros_like(weights).scatter(1, order, torch.where(is_kept, nearest, 0.0))
+def _is_in_prefix(keys: Tensor, weights: Tensor, target: Tensor) -> Tensor:
+    """Which tokens are among the fewest, the greatest ``keys`` first and lower ids first among
+    equals, whose weights reach ``target`` [R, 1]; int64 all. Histograms over digits of the keys
+    find the last one; integers have the same sum in any order."""
+    prefix = torch.zeros_like(target)
+    for first, bits in ((21, 11), (10, 11), (0, 10)):
+        last = (1 << bits) - 1
+        own = weights if first == 21 else torch.where(keys >> first + bits == prefix, weights, 0)
+        sums = own.new_zeros(len(own), last + 1)
+        sums.scatter_add_(1, last - (keys >> first & last), own)
+        sums = sums.cumsum(-1)
+        found = torch.searchsorted(sums, target).clamp_(max=last)
+        target = target - torch.where(found > 0, sums.gather(1, (found - 1).clamp(min=0)), 0)
+        prefix = prefix << bits | last - found
+    is_last = keys == prefix
+    equals = torch.where(is_last, weights, 0)
+    return (keys > prefix) | is_last & (equals.cumsum(-1) - equals < target)
 
 
-def _pick(weights: Tensor, uniform: Tensor) -> Tensor:
+def _distances(logits: Tensor, masses: Tensor, best: Tensor, temperature: Tensor) -> Tensor:
+    """From the mean logit of what is kept: the surprise is as far from the entropy, but for the
+    temperature (csrc/cpu/isa/typical.inc). A token adds 1 / e of the greatest mass at most."""
+    below = torch.where(masses > 0, (best - logits) / temperature, 0.0)
+    moment = (masses.float() * below).long().sum(-1, keepdim=True)
+    mean_below = moment.double() / masses.sum(-1, keepdim=True).double()
+    return (logits - (best - mean_below.float() * temperature)).abs()
+
+
+def _pick(masses: Tensor, uniform: Tensor) -> Tensor:
     """The first index whose running sum exceeds the fraction ``uniform`` of a row's mass."""
-    sums = weights.cumsum(-1)
-    drawn = torch.searchsorted(sums, uniform * sums[:, -1:], right=True).squeeze(1)
-    # Rounding may lead past the last index of any weight.
-    indices = torch.arange(weights.shape[1], device=weights.device)
-    last = torch.where(weights > 0, indices, 0).amax(-1)
-    return torch.minimum(drawn, last)
+    sums = masses.cumsum(-1)
+    total = sums[:, -1:]
+    rest = torch.minimum((uniform * total.double()).long(), total - 1)
+    drawn = torch.searchsorted(sums, rest, right=True).squeeze(1)
+    return drawn.clamp(max=masses.shape[1] - 1)
 
 
 def _pack(

@@ -146,9 +146,50 @@ def test_harmony_without_tools() -> None:
     assert "<|channel|>" in params.kept_special_tokens
 
 
-def test_a_grammar_of_the_requests_own_leaves_no_room_for_reasoning() -> None:
-    fields = {"reasoning": "deepseek_r1", "response_format": {"type": "json_object"}}
-    assert flat(message("{}", **fields))[:2] == ("{}", "")
+NUMBER = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "integer"}}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "good", "bad"),
+    [
+        ({"reasoning": "qwen3"}, ["7", "<think>{ 1 }</think>7"], ["Hm.</think>7", "<think>Hm."]),
+        ({"reasoning": "deepseek_r1"}, ["Hm. 8</think>\n\n7", "</think>7"], ["7", "a</think>b"]),
+        (
+            {"form": "openai", "reasoning": HARMONY},
+            [
+                "<|channel|>final<|message|>7",
+                "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+                "<|channel|>final<|message|>7",
+            ],
+            ["7", "<|channel|>commentary<|message|>7"],
+        ),
+        (
+            {"reasoning": "deepseek_r1", "chat_template_kwargs": {"thinking": "</think>\n"}},
+            ["7"],
+            ["<think>Hm.</think>7", "Hm.</think>7"],
+        ),
+    ],
+)
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"response_format": NUMBER},
+        {"guided_regex": "[0-9]"},
+        {"guided_choice": ["7", "8"]},
+        {"guided_grammar": "start: /[0-9]/"},
+        {"structured_outputs": {"structural_tag": {"format": {"type": "regex", "pattern": "7"}}}},
+    ],
+)
+def test_a_grammar_of_the_requests_own_holds_once_reasoning_is_over(
+    asked: Any, fields: Any, good: list[str], bad: list[str]
+) -> None:
+    grammar = parse(**fields, **asked).requests[0].params.grammar
+    assert grammar is not None
+    for text in good:
+        assert matches(grammar, text), text
+        assert message(text, **fields, **asked)["message"]["content"] == "7"
+    for text in bad:
+        assert not matches(grammar, text), text
 
 
 def enforced(form: str, name: str, arguments: str) -> str:

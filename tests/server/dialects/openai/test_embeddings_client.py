@@ -13,14 +13,16 @@ import pytest
 
 from tests.cli.test_native import post, serving
 from tests.pooled_checkpoints import decoder
+from tests.server.batches.test_batches import answers, begin, ended
 
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.timeout(180)
 
 
 @pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    with serving(str(decoder("qwen3")), "--served-model-name", "tiny") as base:
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    option = f"batch_dir={tmp_path_factory.mktemp('batches')}"
+    with serving(str(decoder("qwen3")), "--served-model-name", "tiny", "--option", option) as base:
         yield base
 
 
@@ -44,6 +46,23 @@ def test_embeddings(client: openai.OpenAI) -> None:
         assert alone.embedding == data.embedding
         assert np.linalg.norm(data.embedding) == pytest.approx(1, abs=1e-6)
     assert answer.usage.prompt_tokens == answer.usage.total_tokens > 2
+
+
+def test_a_batch(client: openai.OpenAI) -> None:
+    url: Any = "/v1/embeddings"
+    bodies = {"r0": {"input": "a fox"}, "r1": {"input": ["a", "b"]}, "r2": {"input": []}}
+    lines = [
+        json.dumps({"custom_id": name, "method": "POST", "url": url, "body": body})
+        for name, body in bodies.items()
+    ]
+    batch_id = begin(client, *lines, endpoint=url)
+    batch = ended(client, batch_id)
+    output = answers(client, batch.output_file_id)
+    [alone] = client.embeddings.create(model="tiny", input="a fox", encoding_format="float").data
+    assert output["r0"]["response"]["body"]["data"][0]["embedding"] == alone.embedding
+    assert len(output["r1"]["response"]["body"]["data"]) == 2
+    failed = answers(client, batch.error_file_id)
+    assert failed["r2"]["response"]["body"]["error"]["param"] == "input"
 
 
 def test_embeddings_of_token_ids(client: openai.OpenAI) -> None:

@@ -9,8 +9,10 @@ from torch import Tensor
 
 from lmi_core.ops.device.packed_weight import PackedWeight
 from lmi_core.ops.device.quantized_rows import QuantizedRows
-from lmi_core.ops.kernels.triton import linear_packed as linear_packed_in_tiles
-from lmi_core.ops.kernels.triton import linear_quantized as linear_quantized_in_tiles
+from lmi_core.ops.kernels.triton.linear import linear_packed as linear_packed_in_tiles
+from lmi_core.ops.kernels.triton.linear_quantized import (
+    linear_quantized as linear_quantized_in_tiles,
+)
 
 BLOCK_ROWS = 64
 BLOCK_OUTPUTS = 32

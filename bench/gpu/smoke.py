@@ -1,0 +1,238 @@
+"""Every native kernel once beside torch, in one process: what breaks at first contact.
+
+    python -m bench.gpu.smoke --json smoke.json
+
+``difference`` is the largest difference to what torch gives for the same operands, over the largest
+result; ``allowed`` follows from the formats: sums of tensor cores are truncated, not rounded, and
+results in 16 or 8 bits differ by a last bit. The last row says which kernels nothing here called.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bench.gpu.kernels import Attention, make_inputs
+from bench.gpu.measure import Item, attempt_each, parse
+from bench.gpu.random_model import random_packed
+from lmi_core.ops.device.paged_cache import CacheScales
+from lmi_core.ops.device.quantized_rows import QuantizedRows
+from lmi_core.ops.kernels import select
+from lmi_core.runners.device.widest_step import widest_sampling
+
+ALLOWED = {"fp32": 2.0**-16, "bf16": 2.0**-6, "codes": 2.0**-5}
+"""Of what sums up to fp32; of results in bf16; and of rows that were rounded to 8 bits, or of sums
+of fp8 products, of which some devices keep 14 bits."""
+_called: set[str] = set()
+
+
+def sides(op: str, run: Callable[[Callable[..., Any]], Tensor], format: str) -> dict[str, Any]:
+    """Run an op in both implementations and compare."""
+    native, plain = (
+        run(getattr(importlib.import_module(select.MODULES[name]), op)).double().cpu()
+        for name in ("native", "torch")
+    )
+    largest = max(plain.abs().max().item(), 1e-30)
+    return _within((native - plain).abs().max().item() / largest, ALLOWED[format])
+
+
+def _within(difference: float, allowed: float) -> dict[str, Any]:
+    if not difference <= allowed:  # NaN is wrong, too
+        raise AssertionError(f"a difference of {difference:.2e}, allowed is {allowed:.2e}")
+    return {"difference": difference, "allowed": allowed}
+
+
+def _random(device: str, *shape: int) -> Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randn(*shape, generator=generator).to(device)
+
+
+def _values_of(rows: Tensor | QuantizedRows) -> Tensor:
+    if isinstance(rows, Tensor):
+        return rows
+    return rows.codes.float() * rows.scales.unsqueeze(1)
+
+
+def row_items(device: str) -> list[Item]:
+    """Norms, activations and rows in codes."""
+
+    def norm(codes: str | None) -> dict[str, Any]:
+        def run(op: Callable[..., Any]) -> Tensor:
+            x, addend = _random(device, 5, 1024), _random(device, 5, 1024) + 1
+            weight = torch.ones(1024, device=device)
+            y = op(x, weight, 1e-5, out_dtype=torch.bfloat16, addend=addend, codes=codes)
+            return _values_of(y)
+
+        return sides("rms_norm", run, "codes" if codes else "bf16")
+
+    def activation(codes: str | None) -> dict[str, Any]:
+        def run(op: Callable[..., Any]) -> Tensor:
+            x = _random(device, 5, 2048)
+            return _values_of(op(x, "silu", out_dtype=torch.bfloat16, codes=codes))
+
+        return sides("gated_activation", run, "codes" if codes else "bf16")
+
+    return [
+        Item(f"{name}, {codes or 'bf16'}", partial(check, codes))
+        for codes in (None, "int8", "fp8")
+        for name, check in (("rms_norm", norm), ("gated_activation", activation))
+    ]
+
+
+def linear_items(device: str) -> list[Item]:
+    def product(op_name: str, format: str, rows: int) -> dict[str, Any]:
+        x = _random(device, rows, 256).bfloat16()
+        weight: Any = _random(device, 96, 256).bfloat16()
+        if format != "bf16":
+            weight = random_packed(96, 256, format, False, torch.device(device))  # type: ignore[arg-type]
+        bias = _random(device, 96)
+        return sides(
+            op_name, lambda op: op(x, weight, bias), "codes" if format == "fp8" else "fp32"
+        )
+
+    def tiled() -> dict[str, Any]:
+        """Of shapes that cuBLASLt has no algorithm for."""
+        from lmi_core.ops.kernels.cuda import library
+
+        x, weight = _random(device, 20, 264).bfloat16(), _random(device, 40, 264).bfloat16()
+        y = torch.empty(20, 40, device=device)
+        sizes = {"num_rows": 20, "num_outputs": 40, "num_inputs": 264, "y_stride": 40}
+        library.call("linear_tiled", x, x=x, weight=weight, y=y, dtype=x.dtype, **sizes)
+        expected = x.double() @ weight.double().T
+        return _within(((y - expected).abs().max() / expected.abs().max()).item(), ALLOWED["fp32"])
+
+    result = [Item("linear_tiled", tiled)]
+    result += [
+        Item(f"{op} {format}, {rows} rows", partial(product, op, format, rows))
+        for op, format, counts in (
+            ("linear", "bf16", (1, 8, 40)),
+            ("linear_packed", "int4", (1, 8, 64, 200)),
+            ("linear_quantized", "int8", (1, 8, 100)),
+            ("linear_quantized", "fp8", (1, 8, 100)),
+        )
+        for rows in counts
+    ]
+    return result
+
+
+def attention_items(device: str) -> list[Item]:
+    def attend(case: Attention) -> dict[str, Any]:
+        *tensors, scales = make_inputs(case, device)
+        heads = {"num_q_heads": case.num_q_heads, "scale": case.head_dim**-0.5}
+        return sides(
+            "attention",
+            lambda op: op(*tensors, scales=scales, window=0, soft_cap=0.0, **heads),
+            "bf16",
+        )
+
+    def rotate(case: Attention) -> dict[str, Any]:
+        inputs = make_inputs(case, device)
+        num_heads = case.num_q_heads + 2 * case.num_kv_heads
+        qkv = _random(device, len(inputs.q), num_heads * case.head_dim)
+        angles = _random(device, case.num_keys, case.head_dim // 2)
+
+        def run(op: Callable[..., Any]) -> Tensor:
+            keys, values = inputs.keys.clone(), inputs.values.clone()
+            scales = inputs.scales
+            if isinstance(scales, CacheScales):
+                scales = CacheScales(*(one.clone() for one in scales))
+            q = op(
+                qkv, keys, values, inputs.step.positions, inputs.step.slots,
+                angles.cos(), angles.sin(), num_q_heads=case.num_q_heads, q_norm=None,
+                k_norm=None, norm_eps=1e-5, out_dtype=torch.bfloat16, scales=scales,
+            )  # fmt: skip
+            slots = inputs.step.slots
+            return torch.cat([q.float().flatten(), keys[slots].float().flatten()])
+
+        return sides("rope_cache_write", run, "codes" if case.kv_dtype != "bf16" else "bf16")
+
+    cases = [
+        Attention(num_seqs, num_keys, num_rows, 8, num_kv_heads, head_dim, kv_dtype)
+        for num_seqs, num_keys, num_rows in ((3, 700, 1), (2, 70, 70))
+        for num_kv_heads, head_dim, kv_dtype in (
+            (8, 64, "bf16"), (2, 128, "bf16"), (1, 256, "bf16"), (2, 128, "int8"),
+            (2, 128, "fp8_e4m3fn"), (2, 128, "fp8_e5m2"),
+        )
+    ]  # fmt: skip
+    return [
+        Item(f"{op}, {case.name}", partial(check, case))
+        for case in cases
+        for op, check in (("attention", attend), ("rope_cache_write", rotate))
+    ]
+
+
+def other_items(device: str) -> list[Item]:
+    def sample() -> dict[str, Any]:
+        """Filters leave one token: draws from several agree in distribution alone."""
+        logits = _random(device, 6, 5000)
+        inputs = replace(widest_sampling(6, 5), top_p=np.full(6, 1e-6, np.float32))
+        return sides(
+            "sample",
+            lambda op: torch.from_numpy(np.asarray(op(logits.clone(), inputs).wait().logprobs)),
+            "fp32",
+        )
+
+    def gather() -> dict[str, Any]:
+        from lmi_core.ops.kernels.cuda.rows import gather_rows
+
+        table, ids = _random(device, 50, 96).bfloat16(), torch.tensor([3, 3, 49], device=device)
+        rows = gather_rows(table, ids.int(), 2.0)
+        return _within((rows - 2 * table[ids].float()).abs().max().item(), 0.0)
+
+    def copy() -> dict[str, Any]:
+        from lmi_core.ops.kernels.cuda.rows import copy_blocks
+
+        store = _random(device, 2, 64, 2, 16)
+        expected = store.clone()
+        expected[:, 32:48] = store[:, 0:16]
+        ids = (torch.tensor([number], dtype=torch.int32, device=device) for number in (0, 2))
+        copy_blocks(store, *ids, block_size=16)
+        return _within((store - expected).abs().max().item(), 0.0)
+
+    return [Item("sample", sample), Item("gather_rows", gather), Item("copy_blocks", copy)]
+
+
+def note_calls() -> None:
+    from lmi_core.ops.kernels.cuda.library import Library
+
+    call = Library.call_with
+
+    def noted(self: Library, name: str, *arguments: Any) -> None:
+        _called.add(name)
+        call(self, name, *arguments)
+
+    Library.call_with = noted  # type: ignore[method-assign]
+
+
+def not_called() -> dict[str, Any]:
+    """The step list calls all of them, too: the tests of captured steps have that."""
+    from lmi_core.ops.kernels.cuda import library
+
+    missing = sorted(library.load().interface.kernels.keys() - _called)
+    if missing:
+        raise AssertionError(", ".join(missing))
+    return {"num_kernels": len(_called)}
+
+
+def main() -> None:
+    hidden = {"action": "store_true", "help": argparse.SUPPRESS}
+    arguments = parse(__doc__, is_child=hidden)
+    select.select(arguments.device, "native")  # loads the library
+    note_calls()
+    makers = (row_items, linear_items, attention_items, other_items)
+    items = [item for make in makers for item in make(arguments.device)]
+    items.append(Item("kernels that nothing called", not_called))
+    with torch.inference_mode():
+        attempt_each("bench.gpu.smoke", items, arguments)
+
+
+if __name__ == "__main__":
+    main()

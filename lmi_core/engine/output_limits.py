@@ -1,0 +1,98 @@
+"""What a request's texts are kept to: grammars and tokens, where they end, how long they are."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+
+from lmi_core.engine.handover import Handover
+from lmi_core.engine.sampling_params import SamplingParams
+from lmi_core.engine.sequence import ActiveRequest, Sequence
+from lmi_core.engine.stats import EngineInfo
+from lmi_core.structured.allowed_tokens import AllowedTokens
+from lmi_core.structured.banned_sequences import BannedSequences, word_sequences
+from lmi_core.structured.compiler import GrammarCompiler
+from lmi_core.structured.matcher import CompiledGrammar
+from lmi_core.structured.thinking_budget import ThinkingLimit
+from lmi_core.text.stop import StopMatcher, StopStrings
+from lmi_core.text.tokenizer import Tokenizer
+
+
+class Outputs:
+    """Of the requests of one model."""
+
+    def __init__(self, info: EngineInfo, tokenizer: Tokenizer, grammars: GrammarCompiler) -> None:
+        self._info = info
+        self._tokenizer = tokenizer
+        self._grammars = grammars
+
+    async def compiled(
+        self, params: SamplingParams, prompt_ids: list[int]
+    ) -> CompiledGrammar | None:
+        """What keeps the output to the grammar and the tokens that are asked for."""
+        grammar, allowed = params.grammar, params.allowed_token_ids
+        compiled = None if grammar is None else await self._grammars.compile(grammar)
+        if allowed is not None:
+            compiled = AllowedTokens(allowed, self._info.runner.vocab_size, compiled)
+        ngram_size = params.no_repeat_ngram_size
+        sequences = list(params.bad_words_ids)
+        if params.bad_words:
+            encode = partial(self._tokenizer.encode_now, add_special_tokens=False)
+            sequences += await asyncio.to_thread(word_sequences, params.bad_words, encode)
+        if ngram_size or sequences:
+            compiled = BannedSequences(
+                prompt_ids, ngram_size=ngram_size, sequences=sequences, grammar=compiled
+            )
+        if params.thinking is None:
+            return compiled
+        end_ids = self._tokenizer.encode_now(params.thinking.end, add_special_tokens=False)
+        return ThinkingLimit(params.thinking, end_ids, self._tokenizer.bytes_of, compiled)
+
+    def max_len(self, params: SamplingParams, num_prompt: int) -> int:
+        """Of a prompt and what may follow it."""
+        most = self._info.max_total_tokens
+        return (
+            most if params.max_new_tokens is None else min(most, num_prompt + params.max_new_tokens)
+        )
+
+    def end_ids(self, params: SamplingParams) -> frozenset[int]:
+        """Of tokens that end a text."""
+        eos_ids = frozenset() if params.ignore_eos else frozenset(self._info.eos_token_ids)
+        return eos_ids | frozenset(params.stop_token_ids)
+
+    def sequences(
+        self,
+        active: ActiveRequest,
+        grammar: CompiledGrammar | None,
+        stops: StopStrings | None,
+        handover: Handover,
+    ) -> list[Sequence]:
+        """The choices of a request, or the beams or candidates of its search."""
+        request = active.request
+        params = request.params
+        num_prompt = len(active.prompt_ids)
+        max_len = (
+            num_prompt
+            if self._info.runner.pooling is not None
+            else self.max_len(params, num_prompt)
+        )
+        end_ids = self.end_ids(params)
+        return [
+            Sequence(
+                active,
+                choice,
+                key=(request.priority, handover.order, choice),
+                max_len=max_len,
+                end_ids=end_ids,
+                hashes=list(handover.hashes),
+                detokenizer=self._tokenizer.detokenizer(
+                    skip_special_tokens=params.skip_special_tokens,
+                    kept=params.kept_special_tokens,
+                    context=active.prompt_ids if self._info.runner.continues_prompts else (),
+                ),
+                stop_matcher=StopMatcher(stops, params.include_stop) if stops else None,
+                has_eos=bool(self._info.eos_token_ids) and not params.ignore_eos,
+                matcher=None if grammar is None else grammar.matcher(),
+            )
+            for choice in range(params.num_sequences)
+        ]

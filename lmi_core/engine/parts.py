@@ -1,0 +1,62 @@
+"""What an engine is loaded of, before its loop runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from lmi_core.engine.disk_blocks import DiskBlocks, open_disk_blocks
+from lmi_core.engine.fingerprint import FingerprintOf
+from lmi_core.runners.load import load_runner, load_tokenizer
+from lmi_core.runners.runner import Runner
+from lmi_core.settings.engine_config import EngineConfig
+from lmi_core.structured.library import load_library
+from lmi_core.structured.matcher import GrammarLibrary
+from lmi_core.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class EngineParts:
+    """A model's runner, and what goes with it."""
+
+    runner: Runner
+    tokenizer: Tokenizer
+    eos_token_ids: tuple[int, ...]
+    fingerprint: FingerprintOf | None = None
+    disk: DiskBlocks | None = None
+    """Where KV blocks are kept beyond memory and restarts."""
+
+    def load_grammars(self) -> GrammarLibrary:
+        """What compiles grammars for the model's vocabulary."""
+        return load_library(
+            self.tokenizer,
+            vocab_size=self.runner.info.vocab_size,
+            eos_token_ids=sorted(set(self.eos_token_ids)),
+        )
+
+    def close(self) -> None:
+        """Stop what runs beside the requests; the runner is closed with the loop."""
+        for opened in (self.fingerprint, self.disk):
+            if opened is not None:
+                opened.close()
+
+
+def load_parts(
+    config: EngineConfig,
+    progress: Callable[[str, int, int], None] | None = None,
+    *,
+    has_fingerprint: bool = True,
+) -> EngineParts:
+    """Load a model; blocking. Raises as ``load_runner`` and ``load_tokenizer``."""
+    runner, files = load_runner(config, progress)
+    try:
+        tokenizer = load_tokenizer(config, runner.info.vocab_size)
+        keeps_blocks = config.prefix_cache_dir is not None
+        fingerprint = FingerprintOf(config, runner.info)
+        if has_fingerprint or keeps_blocks:
+            fingerprint.start(waits=keeps_blocks)
+        disk = open_disk_blocks(config, runner, fingerprint.text)
+    except BaseException:
+        runner.close()
+        raise
+    return EngineParts(runner, tokenizer, files.eos_token_ids, fingerprint, disk)
