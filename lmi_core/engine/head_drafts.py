@@ -47,6 +47,7 @@ class HeadDrafts(ModelDrafts):
                     rows = chain.rows.setdefault(sequence, [])
                     rows.append(step.add([row], position, row, row, "last"))
             chain.steps.append(step)
+        chain.mask(self._runner)
         return chain
 
     def end(self, sequence: Sequence) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from typing import TYPE_CHECKING, Literal
 
+from lmi_core.engine.masked_rows import MaskedRows
 from lmi_core.engine.sequence import Sequence, SequenceState
 from lmi_core.engine.step_costs import StepCosts
 from lmi_core.runners.runner import DraftRunner
@@ -42,9 +43,11 @@ _NUM_SHORT = 4
 class DraftChain:
     """Draft steps that run one after the other, each on what the one before sampled."""
 
-    __slots__ = ("rows", "steps")
+    __slots__ = ("masked", "rows", "steps")
 
     def __init__(self) -> None:
+        self.masked: dict[Sequence, MaskedRows] = {}
+        """Of sequences with a grammar."""
         self.steps: list[Step] = []
         self.rows: dict[Sequence, list[int]] = {}
         """Of a sequence the logit row in each step that samples a draft of it."""
@@ -61,6 +64,16 @@ class DraftChain:
         for sequence, first in self._places(step):
             drafts = sequence.drafts
             drafts[:] = token_ids[first : first + len(drafts)].tolist()
+            if (masked := self.masked.get(sequence)) is not None:
+                drafts[masked.num_kept :] = [-1] * (len(drafts) - masked.num_kept)
+
+    def mask(self, runner: DraftRunner) -> None:
+        """Once all rows are there: let those of sequences with a grammar wait for masks."""
+        for sequence, rows in self.rows.items():
+            if sequence.matcher is not None:
+                steps = self.steps[: len(rows)]
+                fds = [runner.completion_fd(step) for step in steps]
+                self.masked[sequence] = MaskedRows(steps, rows, fds)
 
     def _places(self, step: Step) -> list[tuple[Sequence, int]]:
         """Of each sequence the first of its drafts' token rows."""
@@ -103,13 +116,8 @@ class ModelDrafts:
         return True
 
     def takes(self, sequence: Sequence) -> bool:
-        """Whether a chain can draft for a sequence that decodes. What a grammar allows behind a
-        draft can't be said before the draft is known."""
-        return (
-            not self._has_failed
-            and sequence.matcher is None
-            and len(sequence.token_ids) < self._runner.max_model_len
-        )
+        """Whether a chain can draft for a sequence that decodes."""
+        return not self._has_failed and len(sequence.token_ids) < self._runner.max_model_len
 
     def chance(self, sequence: Sequence) -> float:
         """That a draft for the sequence is right, given those before it."""
@@ -217,6 +225,7 @@ class ModelDrafts:
                 counts = sequence.needs_observe and fits
                 self._add_drafts(step, chain, sequence, i, i if counts else 1)
             chain.steps.append(step)
+        chain.mask(self._runner)
         return chain
 
     def _add_drafts(

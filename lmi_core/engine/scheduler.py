@@ -150,7 +150,7 @@ class Scheduler:
             sequence.num_scheduled = 1
         if self._speculation is not None:
             self._speculation.add_drafts(ahead, known, self.num_running)
-        masks = add_known(known, step)
+        masks = add_known(known, step, ahead.chain)
         if ahead.chain is not None:
             ahead.chain.lead_to(step)
         for sequence in following:

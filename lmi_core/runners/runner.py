@@ -153,6 +153,11 @@ class DraftRunner(Protocol):
         """Buffers for a chain, none of them of the last one, which may be in flight."""
         ...
 
+    def completion_fd(self, step: Step) -> int:
+        """Of a buffer that isn't submitted: what is readable from when it is done, until this is
+        asked again."""
+        ...
+
     def submit(self, steps: Sequence[Step]) -> None:
         """Execute a chain, before any step that is submitted later. Returns at once."""
         ...

@@ -51,8 +51,8 @@ def test_drafts_are_those_of_the_definition(
     ]
     firsts = [each[0] for each in equal]
     assert len(firsts) > 8
-    assert np.mean(firsts) > 0.8  # its matrices are rounded
-    assert np.mean([value for each in equal for value in each]) > 0.6
+    assert np.mean(firsts) > 0.6  # its matrices are rounded
+    assert np.mean([value for each in equal for value in each]) > 0.5
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

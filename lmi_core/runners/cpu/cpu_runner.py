@@ -251,6 +251,8 @@ class CpuRunner:
             return
         self._worker.drain()
         self._worker = None
+        if self.drafter is not None:
+            self.drafter.close()
         if self._ranks is not None:
             self._ranks.close()
         for packed in self._packed:

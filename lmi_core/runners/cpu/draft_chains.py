@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from lmi_core import _native
@@ -44,6 +46,8 @@ class DraftChains:
             tuple(self._step(shared) for _ in range(num_steps)) for _ in range(NUM_STEPS - 1)
         )
         self._next_chain = 0
+        self._fds: dict[_native.Step, int] = {}
+        self._watched: set[_native.Step] = set()
 
     def graph_of(self, step_id: int) -> _native.Graph:
         """What computes a chain's steps of this number."""
@@ -87,7 +91,24 @@ class DraftChains:
     def submit(self, steps: Sequence[_native.Step]) -> None:
         assert self.worker is not None, "submit before the worker is there"
         for step_id, step in enumerate(steps):
-            self.worker.submit(self.graph_of(step_id), step, -1)
+            fd = self._fds[step] if step in self._watched else -1
+            self.worker.submit(self.graph_of(step_id), step, fd)
+        self._watched.clear()
+
+    def completion_fd(self, step: _native.Step) -> int:
+        fd = self._fds.get(step)
+        if fd is None:
+            fd = self._fds[step] = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        elif step not in self._watched:
+            with suppress(BlockingIOError):
+                os.eventfd_read(fd)
+        self._watched.add(step)
+        return fd
+
+    def close(self) -> None:
+        """Once the worker has done all that was submitted. Idempotent."""
+        while self._fds:
+            os.close(self._fds.popitem()[1])
 
 
 def draft_rows(config: EngineConfig) -> int:
