@@ -117,6 +117,7 @@ fuzz: $(VENV)/.installed-test
 	$(BIN)/python -m tests.config.fuzz --seconds $(FUZZ_SECONDS) --at-least $(FUZZ_CASES)
 	$(BIN)/python -m tests.server.fuzz --requests $(FUZZ_REQUESTS)
 	$(BIN)/python -m tests.weights.gguf_fuzz --files 10000
+	$(BIN)/python -m tests.weights.checkpoint_fuzz --files 10000
 
 bench-peers-quick: $(VENV)/.installed
 	$(BIN)/python -m bench.peers install
@@ -143,6 +144,7 @@ cuda-all: $(VENV)/.installed-test
 	$(CMAKE) -B build/cuda-all -DLMI_CUDA=ON \
 	  '-DCMAKE_CUDA_ARCHITECTURES=80-real;89-real;90a-real;90'
 	cmake --build build/cuda-all --target lmi_cuda
+	$(BIN)/python tests/machine_code/resources.py spills build/cuda-all
 	cp build/cuda-all/liblmi_cuda.so lmi_core/
 
 cuda-wheel: cuda-all

@@ -1,7 +1,9 @@
 """What each dtype costs the embedded model: its held-out loss on the lmi engine.
 
     python -m bench.loss --windows 20
+    python -m bench.loss --windows 20 --written gptq gguf-q4_k
 
+The second: of the files that ``lmi quantize`` writes of it, with a text that isn't held out.
 The windows are those of ``bench.demo.evaluate``. An error is the standard error, over the
 windows, of the difference to fp32. Needs torch: for the windows, and for fp8 caches, which the CPU
 engine doesn't have.
@@ -11,18 +13,23 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from itertools import pairwise
+import tempfile
+from itertools import islice, pairwise
+from pathlib import Path
 from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.demo.evaluate import held_out_windows
+from bench.demo.corpus import LONG_SOURCES, documents
+from bench.demo.evaluate import SEED, held_out_windows
 from bench.demo.packing import PAD_ID
+from lmi_core.cli import main as main_of_lmi
 from lmi_core.demo import MODEL_DIR
 from lmi_core.engine.engine import Engine
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.settings.engine_config import EngineConfig, KvDType
+from lmi_core.weights.gguf.directory import model_directory
 
 DTYPES = (
     "fp32",
@@ -34,14 +41,15 @@ DTYPES = (
     "bf16, fp8_e4m3fn KV",
     "bf16, fp8_e5m2 KV",
 )
+_NUM_DOCUMENTS = 400
 PARAMS = SamplingParams(max_new_tokens=1, prompt_logprobs=0, ignore_eos=True)
 
 
-async def mean_losses(dtype: str, windows: list[list[int]]) -> NDArray[np.float64]:
-    """Of each window, in nats a token."""
+def config_of(dtype: str) -> EngineConfig:
+    """``dtype``: of the weights, and maybe of the cache."""
     weights, _, cache = dtype.partition(", ")
     is_quantized = weights in ("int8", "int4")
-    config = EngineConfig(
+    return EngineConfig(
         model=MODEL_DIR,
         dtype="bf16" if is_quantized else weights,
         quantize=weights if is_quantized else None,
@@ -49,6 +57,22 @@ async def mean_losses(dtype: str, windows: list[list[int]]) -> NDArray[np.float6
         device="torch-cpu" if cache.startswith("fp8") else "cpu",
         max_num_seqs=1,
     )
+
+
+def write_model(format: str, directory: Path) -> EngineConfig:
+    """The model in ``format``, by ``lmi quantize``, in ``directory``."""
+    text, out = directory / "text.txt", directory / f"{format}.gguf"
+    if not text.exists():
+        pieces = documents(SEED, sources=LONG_SOURCES, held_out=False)
+        text.write_text("\n\n".join(islice(pieces, _NUM_DOCUMENTS)))
+    arguments = ["quantize", str(MODEL_DIR), str(out), "--format", format, "--text", str(text)]
+    if main_of_lmi(arguments):
+        raise SystemExit(f"lmi {' '.join(arguments)} failed")
+    return EngineConfig(model=model_directory(out), max_num_seqs=1)
+
+
+async def mean_losses(config: EngineConfig, windows: list[list[int]]) -> NDArray[np.float64]:
+    """Of each window, in nats a token."""
     losses = []
     async with Engine(config) as engine:
         for window in windows:
@@ -70,14 +94,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--windows", type=int, default=20)
     parser.add_argument("--tokens", type=int, default=2000, help="of each window")
+    parser.add_argument("--written", nargs="*", default=[], help="formats of lmi quantize")
     arguments = parser.parse_args()
     windows = held_out_windows(MODEL_DIR, arguments.windows)[:, : arguments.tokens].tolist()
-    best = asyncio.run(mean_losses("fp32", windows))
-    print(f"fp32 {best.mean():.4f}")
-    for dtype in DTYPES[1:]:
-        more = asyncio.run(mean_losses(dtype, windows)) - best
-        error = more.std(ddof=1) / np.sqrt(len(more))
-        print(f"{dtype} {best.mean() + more.mean():.4f}  ({more.mean():+.4f} +- {error:.4f})")
+    with tempfile.TemporaryDirectory() as directory:
+        if arguments.written:
+            names = arguments.written
+            configs = (write_model(name, Path(directory)) for name in names)
+        else:
+            names = DTYPES[1:]
+            configs = map(config_of, names)
+        best = asyncio.run(mean_losses(config_of("fp32"), windows))
+        print(f"fp32 {best.mean():.4f}")
+        for name, config in zip(names, configs, strict=True):
+            more = asyncio.run(mean_losses(config, windows)) - best
+            error = more.std(ddof=1) / np.sqrt(len(more))
+            print(f"{name} {best.mean() + more.mean():.4f}  ({more.mean():+.4f} +- {error:.4f})")
 
 
 if __name__ == "__main__":

@@ -126,6 +126,16 @@ def pack(codes: Array, num_bits: int, places: tuple[int, ...] | None = None) -> 
     return torch.from_numpy(words.astype(np.uint32).view(np.int32))
 
 
+def pack_stream(codes: Array, num_bits: int) -> Tensor:
+    """As ``pack``, of codes that follow each other across words."""
+    rows, columns = codes.shape
+    bits = (codes[:, :, None] >> np.arange(num_bits)) & 1
+    stream = np.zeros((rows, -(-columns * num_bits // 32) * 32), np.uint8)
+    stream[:, : columns * num_bits] = bits.reshape(rows, -1)
+    raw = np.packbits(stream, axis=1, bitorder="little")
+    return torch.from_numpy(raw.view(np.int32).copy())
+
+
 def write_awq(coded: Coded) -> dict[str, Tensor]:
     return {
         "qweight": pack(coded.codes.T, 4, AWQ_NIBBLES),
@@ -139,19 +149,23 @@ def write_gptq(
 ) -> dict[str, Tensor]:
     zeros = (coded.zeros.T.astype(np.int64) - offset) % 2**num_bits
     return {
-        "qweight": pack(coded.codes, num_bits).T,
-        "qzeros": pack(zeros, num_bits),
+        "qweight": pack_stream(coded.codes, num_bits).T,
+        "qzeros": pack_stream(zeros, num_bits),
         "scales": torch.from_numpy(coded.scales.T.copy()).to(dtype),
         "g_idx": torch.from_numpy(coded.groups.astype(np.int32)),
     }
 
 
-def write_packed(coded: Coded, num_bits: int = 4, is_symmetric: bool = False) -> dict[str, Tensor]:
+def write_packed(
+    coded: Coded, num_bits: int = 4, is_symmetric: bool = False, *, is_ordered: bool = True
+) -> dict[str, Tensor]:
     tensors = {
         "weight_packed": pack(coded.codes, num_bits),
         "weight_scale": torch.from_numpy(coded.scales).bfloat16(),
         "weight_shape": torch.tensor(coded.codes.shape),
     }
+    if not is_ordered:
+        tensors["weight_g_idx"] = torch.from_numpy(coded.groups.astype(np.int32))
     if not is_symmetric:
         tensors["weight_zero_point"] = pack(coded.zeros.T.astype(np.int64), num_bits).T
     return tensors
@@ -226,3 +240,58 @@ FORMS: dict[str, Form] = {
         **_BF16,
     ),
 }
+
+
+def _shuffled(groups: Array) -> Array:
+    return np.random.default_rng(0).permutation(groups)
+
+
+OTHER_FORMS: dict[str, tuple[Form, str | None]] = {
+    "gptq-reordered": (Form({**GPTQ, "desc_act": True}, write_gptq, order=_shuffled), None),
+    "gptq-16": (Form({**GPTQ, "group_size": 16}, write_gptq, group_size=16), None),
+    "gptq-8-groups": (
+        Form(
+            {**GPTQ, "bits": 8, "sym": True},
+            lambda coded: write_gptq(coded, 8),
+            num_bits=8,
+            is_symmetric=True,
+        ),
+        "q8_0",
+    ),
+    "gptq-8-asymmetric": (
+        Form({**GPTQ, "bits": 8}, lambda coded: write_gptq(coded, 8), num_bits=8),
+        None,
+    ),
+    "gptq-3": (Form({**GPTQ, "bits": 3}, lambda coded: write_gptq(coded, 3), num_bits=3), "q4_0"),
+    "gptq-2": (Form({**GPTQ, "bits": 2}, lambda coded: write_gptq(coded, 2), num_bits=2), "q4_0"),
+    "gptq-3-reordered": (
+        Form(
+            {**GPTQ, "bits": 3, "desc_act": True},
+            lambda coded: write_gptq(coded, 3),
+            num_bits=3,
+            order=_shuffled,
+        ),
+        None,
+    ),
+    "awq-16": (Form({**AWQ, "group_size": 16}, write_awq, group_size=16), None),
+    "packed-reordered": (
+        Form(
+            compressed("pack-quantized", 4, group_size=32, symmetric=False, actorder="group"),
+            lambda coded: write_packed(coded, is_ordered=False),
+            order=_shuffled,
+            **_BF16,
+        ),
+        None,
+    ),
+    "packed-8-groups": (
+        Form(
+            compressed("pack-quantized", 8, group_size=32, symmetric=True),
+            lambda coded: write_packed(coded, 8, is_symmetric=True),
+            num_bits=8,
+            is_symmetric=True,
+            **_BF16,
+        ),
+        "q8_0",
+    ),
+}
+"""Those that no product has codes for, and the blocks that stand for the same; None: floats."""

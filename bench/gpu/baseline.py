@@ -3,7 +3,8 @@
     python -m bench.gpu.baseline --shape llama3-8b --json baseline.json
 
 Linears and torch's own attention over contiguous keys and values, captured into a graph, without
-rotation, sampling, scheduler and paging: less work than an engine has.
+rotation, sampling, scheduler and paging: less work than an engine has. It runs while the engine is
+being built, so nothing of that is imported.
 """
 
 from __future__ import annotations
@@ -17,11 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bench.checkpoints import Shape
-from bench.gpu.engine import roofs_of
-from bench.gpu.measure import attempt, median_s, parse, write
-from bench.gpu.random_model import GPU_SHAPES, STANDARD_DEVIATION
-from lmi_core.bench.rooflines import decode_roof_s, prefill_roof_s
-from lmi_core.bench.roofs import Roofs
+from bench.gpu.measure import attempt, median_s, parse, read_roofs, write
+from bench.gpu.shapes import GPU_SHAPES, STANDARD_DEVIATION
 
 CONTEXT, PREFILL, BATCHES = 1024, 2048, (1, 16, 64, 256)
 
@@ -96,36 +94,39 @@ def captured(run: Callable[[], object], device: str) -> Callable[[], object]:
 
 
 def decode(
-    decoder: Decoder, batch: int, context: int, device: str, roofs: Roofs | None
+    decoder: Decoder, batch: int, context: int, device: str, rates: dict[str, float]
 ) -> dict[str, Any]:
     caches = decoder.caches(batch, context)
     ids = torch.zeros(batch, 1, dtype=torch.long, device=device)
     seconds = median_s(captured(lambda: decoder.step(ids, caches), device), device, 10)
     row = {"tokens_per_s": batch / seconds, "ms": seconds * 1e3}
-    if roofs is not None:
-        roof_s = decode_roof_s(decoder.shape, "bf16", batch, context, roofs)
-        row["share_of_bf16_roof"] = roof_s / seconds
+    if rates:
+        num_bytes = 2 * decoder.shape.linear_params + 2 * sum(cache.numel() for cache in caches)
+        row["share_of_read_rate"] = num_bytes / seconds / (rates["read_gb_per_s"] * 1e9)
     return row
 
 
-def prefill(decoder: Decoder, num_tokens: int, device: str, roofs: Roofs | None) -> dict[str, Any]:
+def prefill(
+    decoder: Decoder, num_tokens: int, device: str, rates: dict[str, float]
+) -> dict[str, Any]:
     ids = torch.zeros(1, num_tokens, dtype=torch.long, device=device)
     seconds = median_s(lambda: decoder.step(ids, None), device, 5)
     row = {"tokens_per_s": num_tokens / seconds, "ms": seconds * 1e3}
-    if roofs is not None:
-        row["share_of_roof"] = prefill_roof_s(decoder.shape, "bf16", num_tokens, roofs) / seconds
+    if rates:
+        num_operations = 2 * num_tokens * decoder.shape.linear_params
+        row["share_of_products"] = num_operations / seconds / (rates["bf16_tflops"] * 1e12)
     return row
 
 
 @torch.inference_mode()
 def main() -> None:
     arguments = parse(__doc__, shape={"choices": sorted(GPU_SHAPES), "default": "llama3-8b"})
-    device, roofs = arguments.device, roofs_of(arguments)
+    device, rates = arguments.device, read_roofs(arguments.json)
     context, tokens, batches = (16, 32, (1, 2)) if arguments.tiny else (CONTEXT, PREFILL, BATCHES)
     decoder = Decoder(GPU_SHAPES[arguments.shape], device)
-    rows = [attempt(f"prefill {tokens}", partial(prefill, decoder, tokens, device, roofs))]
+    rows = [attempt(f"prefill {tokens}", partial(prefill, decoder, tokens, device, rates))]
     for batch in batches:
-        work = partial(decode, decoder, batch, context, device, roofs)
+        work = partial(decode, decoder, batch, context, device, rates)
         rows.append(attempt(f"decode batch {batch}", work))
         write(arguments.json, rows)
 

@@ -20,13 +20,16 @@ import torch
 
 from bench.checkpoints import Shape
 from bench.gpu.measure import attempt, parse, read_roofs, write
-from bench.gpu.random_model import GPU_SHAPES, random_model
+from bench.gpu.random_model import random_model
+from bench.gpu.shapes import GPU_SHAPES
 from lmi_core.bench.offline import StepLog
 from lmi_core.bench.rooflines import decode_roof_s, prefill_roof_s
 from lmi_core.bench.roofs import Roofs
 from lmi_core.engine.engine import Engine
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.ops.kernels import select
+from lmi_core.runners.device.cuda_runner import CudaRunner
+from lmi_core.runners.device.decode_graphs import GRAPH_BYTES
 from lmi_core.runners.device.device_runner import make_runner
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.text.tokenizer import Tokenizer
@@ -98,6 +101,9 @@ async def measure(arguments: Any) -> list[dict[str, Any]]:
     )
     async with engine:
         print(engine.info.runner, flush=True)
+        kept_before = 0
+        if arguments.device == "cuda":
+            kept_before = bytes_beyond_allocator(torch.device("cuda", arguments.index))
         for num_prompt, steps in ((prefill, 1), (context, num_new)):  # compiles and captures
             await generate(engine, num_prompt, steps, shape.vocab_size)
         seconds = [await prefill_s(engine, prefill, shape.vocab_size) for _ in range(3)]
@@ -114,7 +120,30 @@ async def measure(arguments: Any) -> list[dict[str, Any]]:
             )
             rows.append(row)
             write(arguments.json, rows)
+        if arguments.device == "cuda":
+            rows.append(attempt("graphs", lambda: graph_row(engine, kept_before)))
     return rows
+
+
+def bytes_beyond_allocator(device: torch.device) -> int:
+    """Of a GPU: other processes' memory, and what the driver keeps for this one."""
+    free_bytes, total_bytes = torch.cuda.mem_get_info(device)
+    return total_bytes - free_bytes - torch.cuda.memory_reserved(device)
+
+
+def graph_row(engine: Engine, kept_before: int) -> dict[str, Any]:
+    """What the driver keeps of a graph, beside ``decode_graphs.GRAPH_BYTES``, which is assumed."""
+    runner: Any = engine._runner
+    if isinstance(runner, CudaRunner):
+        count = runner._steps.list.state().num_captured
+    else:
+        count = runner._graphs.num_captured if runner._graphs is not None else 0
+    kept = bytes_beyond_allocator(runner.device) - kept_before
+    return {
+        "count": count,
+        "mib_each": kept / max(1, count) / 2**20,
+        "assumed_mib": GRAPH_BYTES / 2**20,
+    }
 
 
 async def prefill_s(engine: Engine, num_tokens: int, vocab_size: int) -> float:

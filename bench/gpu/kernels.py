@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import functools
-import importlib
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -332,7 +332,7 @@ def made_row_items(
 
 
 def _quantize_rows_of(name: str) -> Callable[..., Any]:
-    module = importlib.import_module(f"{select.MODULES[name]}.linear_quantized")
+    module = sys.modules[select.function("linear_quantized", name).__module__]
     quantize_rows: Callable[..., Any] = module.quantize_rows
     return quantize_rows
 
@@ -360,8 +360,7 @@ def _op(op: str, name: str, device: str) -> Callable[..., Any]:
     chosen = select.select(device, f"{op}:{name}")
     if chosen[op] != name:
         raise RuntimeError(f"{op} would run in {chosen[op]}")
-    function: Callable[..., Any] = getattr(importlib.import_module(select.MODULES[name]), op)
-    return function
+    return select.function(op, name)
 
 
 def _rank(item: Item) -> int:

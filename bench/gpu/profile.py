@@ -22,7 +22,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from bench.gpu.engine import open_engine, placeholder_tokenizer
 from bench.gpu.measure import attempt, parse, write
-from bench.gpu.random_model import GPU_SHAPES
+from bench.gpu.shapes import GPU_SHAPES
 from bench.gpu.turnover import PLAIN, TINY, USUAL, turn_over
 from lmi_core.bench.offline import StepLog
 from lmi_core.ops.kernels import select

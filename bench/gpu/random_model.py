@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from bench.checkpoints import Shape, config_of
+from bench.gpu.shapes import STANDARD_DEVIATION
 from lmi_core.models.loader import LoadedModel, Quantization
 from lmi_core.models.registry import family_of
 from lmi_core.models.spec import DecoderSpec
@@ -18,16 +19,6 @@ from lmi_core.ops.device.packed_weight import HEADER_BYTES, PANEL_OUTPUTS, STEP_
 from lmi_core.ops.device.torch_weights import DeviceWeight
 from lmi_core.weights.hf_config import read_hf_config
 from lmi_core.weights.matrix import INT4_GROUP_SIZE
-
-STANDARD_DEVIATION = 0.02
-GPU_SHAPES = {
-    shape.name: shape
-    for shape in (
-        Shape("qwen2-1.5b", "Qwen2ForCausalLM", 28, 1536, 12, 2, 8960, True, 151936),
-        Shape("llama3-8b", "LlamaForCausalLM", 32, 4096, 32, 8, 14336, False, 128256),
-        Shape("near-zero", "LlamaForCausalLM", 2, 128, 4, 2, 256, False, 512),
-    )
-}
 
 
 def read_spec(shape: Shape) -> DecoderSpec:

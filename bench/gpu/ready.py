@@ -23,7 +23,7 @@ import numpy as np
 
 from bench.checkpoints import make_checkpoint, random_bf16
 from bench.gpu.measure import attempt, parse, write
-from bench.gpu.random_model import GPU_SHAPES
+from bench.gpu.shapes import GPU_SHAPES
 from bench.server_process import started
 
 SERVER_PACKAGES = ("lmi_server", "aiohttp", "msgspec", "prometheus_client")

@@ -10,7 +10,6 @@ results in 16 or 8 bits differ by a last bit. The last row says which kernels no
 from __future__ import annotations
 
 import argparse
-import importlib
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -36,10 +35,7 @@ _called: set[str] = set()
 
 def sides(op: str, run: Callable[[Callable[..., Any]], Tensor], format: str) -> dict[str, Any]:
     """Run an op in both implementations and compare."""
-    native, plain = (
-        run(getattr(importlib.import_module(select.MODULES[name]), op)).double().cpu()
-        for name in ("native", "torch")
-    )
+    native, plain = (run(select.function(op, name)).double().cpu() for name in ("native", "torch"))
     largest = max(plain.abs().max().item(), 1e-30)
     return _within((native - plain).abs().max().item() / largest, ALLOWED[format])
 
@@ -222,16 +218,19 @@ def not_called() -> dict[str, Any]:
     return {"num_kernels": len(_called)}
 
 
+def items_of(device: str) -> list[Item]:
+    makers = (row_items, linear_items, attention_items, other_items)
+    items = [item for make in makers for item in make(device)]
+    return [*items, Item("kernels that nothing called", not_called)]
+
+
 def main() -> None:
     hidden = {"action": "store_true", "help": argparse.SUPPRESS}
     arguments = parse(__doc__, is_child=hidden)
     select.select(arguments.device, "native")  # loads the library
     note_calls()
-    makers = (row_items, linear_items, attention_items, other_items)
-    items = [item for make in makers for item in make(arguments.device)]
-    items.append(Item("kernels that nothing called", not_called))
     with torch.inference_mode():
-        attempt_each("bench.gpu.smoke", items, arguments)
+        attempt_each("bench.gpu.smoke", items_of(arguments.device), arguments)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import torch
 
 from bench.checkpoints import config_of
 from bench.gpu.measure import attempt, parse, write
-from bench.gpu.random_model import GPU_SHAPES
+from bench.gpu.shapes import GPU_SHAPES
 
 
 def measure(arguments: Any, batch: int, num_prompt: int, num_new: int) -> dict[str, Any]:

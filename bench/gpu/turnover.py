@@ -21,7 +21,7 @@ from bench.adapters import write_adapter
 from bench.checkpoints import write_tokenizer
 from bench.gpu.engine import open_engine
 from bench.gpu.measure import parse, row_of, write
-from bench.gpu.random_model import GPU_SHAPES
+from bench.gpu.shapes import GPU_SHAPES
 from lmi_core.bench.offline import StepLog
 from lmi_core.engine.engine import Engine
 from lmi_core.engine.sampling_params import SamplingParams

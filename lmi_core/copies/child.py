@@ -60,6 +60,9 @@ class Child:
                 self._open(*rest)
             case "abort":
                 self._abort(*rest)
+            case "unpin" if self._engine is not None:
+                self._engine.unpin(*rest)
+                self._send_stats_soon()
             case "ask":
                 self._send_stats()
             case "start":
@@ -142,6 +145,9 @@ class Child:
         for number, _ in batch.ends:
             self._requests.pop(number, None)
         self._connection.send(("batch", *batch))
+        self._send_stats_soon()
+
+    def _send_stats_soon(self) -> None:
         if not self._stats_are_due:
             self._stats_are_due = True
             self._loop.call_later(_STATS_S, self._send_stats)

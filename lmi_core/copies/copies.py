@@ -158,6 +158,10 @@ class Copies:
         """End a request at any moment; its reader gets a last event."""
         self._dispatch.abort_request(request_id)
 
+    def unpin(self, session: str) -> None:
+        """As ``Engine.unpin``, in every copy."""
+        self._dispatch.unpin(session)
+
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return await self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
@@ -253,8 +257,9 @@ class Copies:
         return [copy.started_at for copy in self._supervisor.copies]
 
     async def scale(self, min_workers: int, max_workers: int) -> None:
-        """Run ``min_workers`` copies from now on, in the background. InsufficientMemoryError where
-        they don't fit, and all stays as it was."""
+        """Run ``min_workers`` copies, of 0 one, from now on, in the background.
+        InsufficientMemoryError where they don't fit, and all stays as it was."""
+        min_workers = max(1, min_workers)
         await asyncio.to_thread(self._check_memory, min_workers)
         self._supervisor.scale(min_workers)
 

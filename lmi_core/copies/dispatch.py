@@ -35,6 +35,8 @@ class Runs(Protocol):
 
     def abort(self, number: int) -> None: ...
 
+    def unpin(self, session: str) -> None: ...
+
 
 class Dispatch:
     """Used in one event loop."""
@@ -122,6 +124,12 @@ class Dispatch:
             copy.abort(open_.number)
         self._assign()
 
+    def unpin(self, session: str) -> None:
+        """Let go of a session's blocks in every copy: one of its requests may run elsewhere."""
+        self._router.end_session(session)
+        for copy in self._copies.values():
+            copy.unpin(session)
+
     def abort_all(self) -> None:
         for open_ in list(self._open.values()):
             self.abort(open_)
@@ -177,3 +185,5 @@ class Dispatch:
         for entry, copy_id in self._router.assign():
             open_ = self._open[entry.number]
             self._copies[copy_id].open(entry.number, open_.request, open_.handover())
+            if entry.left_id is not None and entry.left_id in self._copies:
+                self._copies[entry.left_id].unpin(entry.session)

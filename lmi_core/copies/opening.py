@@ -90,4 +90,5 @@ class Opening:
             num_prompt_tokens=num_prompt,
             num_output_tokens=params.n * num_output,
             hashes=hashes,
+            session=request.session,
         )

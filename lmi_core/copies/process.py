@@ -121,6 +121,9 @@ class CopyProcess:
     def abort(self, number: int) -> None:
         self._connection.send(("abort", number))
 
+    def unpin(self, session: str) -> None:
+        self._connection.send(("unpin", session))
+
     def ask(self) -> None:
         """Have it say something."""
         if not self._asked_s:

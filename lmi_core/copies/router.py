@@ -26,12 +26,14 @@ class Entry:
         "copy_id",
         "hashes",
         "key",
+        "left_id",
         "num_left",
         "num_output_tokens",
         "num_prompt_tokens",
         "num_seqs",
         "num_uncached",
         "number",
+        "session",
         "tenant",
         "was_given",
     )
@@ -46,9 +48,10 @@ class Entry:
         num_prompt_tokens: int,
         num_output_tokens: int,
         hashes: Sequence[bytes] = (),
+        session: str = "",
     ) -> None:
         """``num_output_tokens``: expected of all its sequences; ``hashes``: of the prompt's full
-        blocks."""
+        blocks; ``session``: whose conversation a copy keeps."""
         self.number = number
         self.key = (priority, number)
         self.tenant = tenant
@@ -56,8 +59,11 @@ class Entry:
         self.num_prompt_tokens = num_prompt_tokens
         self.num_output_tokens = num_output_tokens
         self.hashes = hashes
+        self.session = session
         self.copy_id: int | None = None
         """None: it waits."""
+        self.left_id: int | None = None
+        """The copy that its session has left for this one."""
         self.num_uncached = 0
         """Prompt tokens that its copy still has to compute."""
         self.num_left = 0
@@ -126,6 +132,8 @@ class Router:
         """Requests by tenant."""
         self._served: dict[str, float] = {}
         """Tokens of tenants, as ``engine/fair_shares.py`` counts them."""
+        self._homes: dict[str, int] = {}
+        """The copies that keep the conversations of sessions."""
 
     @property
     def num_waiting(self) -> int:
@@ -155,10 +163,15 @@ class Router:
     def remove_copy(self, copy_id: int) -> list[Entry]:
         """A copy is gone; what it had waits again, in its old place."""
         lost = list(self._copies.pop(copy_id).entries.values())
+        self._homes = {name: home for name, home in self._homes.items() if home != copy_id}
         for entry in lost:
             entry.copy_id = None
             insort(self._waiting, entry, key=_by_key)
         return lost
+
+    def end_session(self, session: str) -> None:
+        """No copy keeps anything for it any more. Idempotent."""
+        self._homes.pop(session, None)
 
     def put(self, entry: Entry) -> None:
         """A new request."""
@@ -239,7 +252,9 @@ class Router:
         for copy_id, copy in self._copies.items():
             if not copy.has_room(entry, num_tenants):
                 continue
-            cost = copy.load + self._affinity * self._num_uncached(entry, copy)
+            is_home = bool(entry.session) and self._homes.get(entry.session) == copy_id
+            num_uncached = 0 if is_home else self._num_uncached(entry, copy)
+            cost = copy.load + self._affinity * num_uncached
             if best is None or cost < least:
                 best, least = copy_id, cost
         return best
@@ -250,6 +265,10 @@ class Router:
     def _give(self, entry: Entry, copy_id: int) -> None:
         copy = self._copies[copy_id]
         entry.copy_id = copy_id
+        if entry.session:
+            home = self._homes.get(entry.session)
+            entry.left_id = None if home == copy_id else home
+            self._homes[entry.session] = copy_id
         entry.num_uncached = self._num_uncached(entry, copy)
         entry.num_left = entry.num_output_tokens
         copy.entries[entry.number] = entry

@@ -323,7 +323,10 @@ class EngineCore:
             self._loop.wake()
 
     def unpin(self, session: str) -> None:
-        """Let go of the blocks that are kept for a session."""
+        """Let go of the blocks that are kept for a session, and keep none of what runs for it."""
+        for active in self._requests.values():
+            if active.request.session == session:
+                active.request = replace(active.request, session="")
         self._memory.pinned.unpin(session)
 
     def _check_accepting(self) -> None:

@@ -30,6 +30,8 @@ from bench.gpu import (  # noqa: E402
     profile,
     random_model,
     ready,
+    shapes,
+    smoke,
     summary,
     turnover,
 )
@@ -282,12 +284,23 @@ def test_the_profiler_sees_every_thread(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_a_decoder_in_plain_torch() -> None:
     """Token by token it says what the whole prompt says."""
-    decoder = baseline.Decoder(random_model.GPU_SHAPES["near-zero"], "cpu")
+    decoder = baseline.Decoder(shapes.GPU_SHAPES["near-zero"], "cpu")
     ids, caches = torch.arange(6).view(1, 6), decoder.caches(1, 6)
     for end in range(1, 7):
         last = decoder.step(ids[:, end - 1 : end], [cache[:, :, :, :end] for cache in caches])
     assert torch.equal(last, decoder.step(ids, None))
-    assert baseline.decode(decoder, 2, 16, "cpu", None)["tokens_per_s"] > 0
+    assert baseline.decode(decoder, 2, 16, "cpu", {"read_gb_per_s": 1.0})["share_of_read_rate"] > 0
+
+
+def test_what_runs_beside_the_builds_needs_nothing_built(tmp_path: Path) -> None:
+    """As in a fresh clone, without the extension."""
+    (first, *_) = suite.groups(plan.Plan(out_dir=tmp_path, is_dry=True).stages())
+    modules = [one.command[2] for lane in first for one in lane if one.command[1] == "-m"]
+    assert modules == ["bench.gpu.roofs", "bench.gpu.baseline"]
+    script = "import sys\nsys.modules['lmi_core'] = None\n" + "\n".join(
+        f"import {module}" for module in modules
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=100)
 
 
 @pytest.mark.timeout(120)
@@ -295,7 +308,7 @@ def test_a_start_is_measured_beyond_reading(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPTION_DEVICE", "torch-cpu")
-    shape = random_model.GPU_SHAPES["near-zero"]
+    shape = shapes.GPU_SHAPES["near-zero"]
     model = make_checkpoint(shape, tmp_path / "model", make=ready.make_tensor)
     row = ready.measure_start(model)
     assert row["ready_s"] > row["read_s"]
@@ -308,7 +321,7 @@ def test_a_start_without_the_servers_packages(
     monkeypatch.setenv("OPTION_DEVICE", "torch-cpu")
     monkeypatch.setattr(ready, "SERVER_PACKAGES", ("json", "nowhere"))
     model = make_checkpoint(
-        random_model.GPU_SHAPES["near-zero"], tmp_path / "model", make=ready.make_tensor
+        shapes.GPU_SHAPES["near-zero"], tmp_path / "model", make=ready.make_tensor
     )
     row = ready.measure_start(model)
     assert row["started"] == "engine: no server without nowhere"
@@ -327,6 +340,22 @@ def test_kernels_are_measured_where_they_run() -> None:
     items = kernels.made_row_items(2, 96, 160, "cpu", {})
     items = [item for item in items if "torch" in item.what]
     assert [item.measure()["us"] > 0 for item in items] == [True] * 4
+
+
+def test_the_smoke_calls_every_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the emulator, whose results are torch's but for roundings."""
+    from lmi_core.ops.kernels.cuda.library import Library
+    from tests.ops.cuda_kernels import use_cuda_kernels
+
+    use_cuda_kernels(torch.device("cpu"), monkeypatch)
+    monkeypatch.setattr(Library, "call_with", Library.call_with)
+    monkeypatch.setattr(smoke, "_called", set())
+    smoke.note_calls()
+    items = smoke.items_of("cpu")
+    with torch.inference_mode():
+        rows = {item.what: item.measure() for item in items}
+    assert rows["kernels that nothing called"]["num_kernels"] >= 15
+    assert all(row["difference"] <= row["allowed"] for row in list(rows.values())[:-1])
 
 
 def test_a_process_that_ends_costs_one_row(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import io
 import json
 import shutil
 
-import numpy as np
 import pytest
 
 from lmi_core.config.explain import main
@@ -64,24 +63,6 @@ def with_draft_of_other_tokens(model):
     path.write_text(json.dumps(tokenizer))
 
 
-def integers(**form):
-    """Another checkpoint, in integers, in place of the model's."""
-
-    def change(model):
-        from tests.integer_checkpoints import GPTQ, Form, make_integer_checkpoint, write_gptq
-
-        settings = {**GPTQ, **form.pop("settings")}
-        kind = Form(settings, lambda coded: write_gptq(coded, settings["bits"]), **form)
-        shutil.rmtree(model)
-        make_integer_checkpoint(model, kind)
-
-    return change
-
-
-def shuffled(groups):
-    return np.random.default_rng(0).permutation(groups)
-
-
 LLAVA = {"architectures": ["LlavaForConditionalGeneration"], "model_type": "llava"}
 OWN_CODE = {
     "architectures": ["MineForCausalLM"],
@@ -121,20 +102,10 @@ BROKEN = {
         ("-o", "speculative_draft_model=HERE/draft"),
         "the draft model: ",
     ),
-    "gptq in another order": (
-        integers(settings={"desc_act": True}, order=shuffled),
+    "gptq of 5 bits": (
+        configure(quantization_config={"quant_method": "gptq", "bits": 5, "group_size": 32}),
         (),
-        "g_idx (desc_act)",
-    ),
-    "gptq of 8 bits in groups": (
-        integers(settings={"bits": 8}, num_bits=8, is_symmetric=True),
-        (),
-        "several 8-bit scales",
-    ),
-    "gptq of 8 bits with zero points": (
-        integers(settings={"bits": 8, "group_size": -1}, num_bits=8, group_size=None),
-        (),
-        "has zero points",
+        "bits is 5",
     ),
     "a quantisation that no matrix has": (
         configure(quantization_config={"quant_method": "gptq", "bits": 4, "group_size": 32}),

@@ -8,11 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from lmi_core.cli import main
 from lmi_core.config.resolve import resolve
 from lmi_core.errors import UserError
+from tests.bitsandbytes_checkpoints import make_bitsandbytes_checkpoint
 from tests.checkpoints import FAMILIES, cached_checkpoint
+from tests.exl2_checkpoints import make_exl2_checkpoint
 from tests.fp8_checkpoints import CONFIGS, make_fp8_checkpoint
-from tests.integer_checkpoints import FORMS, make_integer_checkpoint
+from tests.integer_checkpoints import FORMS, OTHER_FORMS, make_integer_checkpoint
+from tests.weights.test_fp4_checkpoints import FORMS as FP4_FORMS
+from tests.weights.test_fp4_checkpoints import make as make_fp4_checkpoint
 
 from .cases import NO_CACHE
 from .test_judge import HERE, explain, serve
@@ -34,11 +39,33 @@ def _task(task: str) -> Make:
     return make
 
 
+def _write(path: Path, format: str) -> None:
+    arguments = [str(cached_checkpoint("llama2")), str(path), "--format", format]
+    assert main(["quantize", *arguments]) == 0
+
+
 CASES: dict[str, Make] = {
     **{f"family {name}": _family(name) for name in FAMILIES},
     **{
         f"integers {name}": lambda p, f=form: make_integer_checkpoint(p, f)
         for name, form in FORMS.items()
+    },
+    **{
+        f"integers {name}": lambda p, f=form: make_integer_checkpoint(p, f)
+        for name, (form, _) in OTHER_FORMS.items()
+    },
+    **{
+        f"floats {form}": lambda p, f=form: make_fp4_checkpoint(p.parent / "made", f).rename(p)
+        for form in FP4_FORMS
+    },
+    "exl2": lambda p: make_exl2_checkpoint(p.parent / "made").rename(p),
+    **{
+        f"bitsandbytes {kind}": lambda p, k=kind: make_bitsandbytes_checkpoint(p, k)
+        for kind in ("nf4", "fp4", "int8")
+    },
+    **{
+        f"written {name}": lambda p, n=name: _write(p, n)
+        for name in ("compressed-tensors-w8a8", "compressed-tensors-fp8", "gguf-q4_k")
     },
     **{f"fp8 {form}": lambda p, f=form: make_fp8_checkpoint(p, f) for form in CONFIGS},
     **{

@@ -36,6 +36,10 @@ class PlayedCopy:
         self.running: dict[int, list[list[int] | None]] = {}
         self.unread: set[int] = set()
         self.aborted: list[int] = []
+        self.unpinned: list[str] = []
+
+    def unpin(self, session: str) -> None:
+        self.unpinned.append(session)
 
     def open(self, number: int, request: GenerationRequest, handover: Handover) -> None:
         outputs = [list(output) for output in handover.outputs] or [

@@ -18,9 +18,11 @@ def entry(
     priority: int = 0,
     n: int = 1,
     tenant: str = "",
+    session: str = "",
 ) -> Entry:
     return Entry(
         number,
+        session=session,
         priority=priority,
         tenant=tenant,
         num_seqs=n,
@@ -60,6 +62,31 @@ def test_a_conversation_goes_on_where_its_prefix_is() -> None:
         [(one, copy_id)] = router.assign()
         assert copy_id == homes[one.hashes[0]]
         assert one.num_uncached == 2 * BLOCK + 2
+
+
+def test_a_session_goes_on_where_its_conversation_is_kept() -> None:
+    """Also where the router takes its blocks for evicted."""
+    router = router_of(3, num_blocks=2)
+    router.put(entry(0, hashes=blocks("ab"), session="s"))
+    [(first, home)] = router.assign()
+    router.finish(first)
+    for number in range(1, 10):
+        router.put(entry(number, hashes=blocks(f"{number}xyz")))
+        [(other, _)] = router.assign()
+        router.finish(other)
+    router.put(entry(10, hashes=blocks("abcd"), session="s"))
+    [(second, copy_id)] = router.assign()
+    assert (copy_id, second.left_id) == (home, None)
+    router.finish(second)
+    router.close_copy(home)
+    router.put(entry(11, hashes=blocks("abcd"), session="s"))
+    [(third, copy_id)] = router.assign()
+    assert (copy_id != home, third.left_id) == (True, home)
+    router.remove_copy(copy_id)
+    [(again, copy_id)] = router.assign()
+    assert (again, again.left_id) == (third, None)
+    router.end_session("s")
+    router.end_session("s")
 
 
 def test_affinity_ends_where_a_copy_has_far_more_to_do() -> None:

@@ -5,7 +5,9 @@
 object; ``resources.py check BUILD_DIR`` fails where a kernel takes more than resources.txt allows
 it, or is not in it; ``resources.py write BUILD_DIR`` makes a new one; ``resources.py report
 BUILD_DIR [PATTERN]`` prints the kernels with that in their names, and fails where any is worse than
-the bars of latency.py. All but the first need cuobjdump, as loops.py does.
+the bars of latency.py; ``resources.py spills BUILD_DIR`` fails where a kernel spills more on any of
+the architectures that were built than resources.txt allows on sm_90a. All but the first and the
+last need cuobjdump, as loops.py does.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ HEADER = """\
 LEAST = ("blocks", "KiB under way")
 FIELDS = ("registers", "spilled bytes", "shared bytes", *LEAST, "looping atomics", "L2 reads")
 WIDTHS = (4, 4, 6, 3, 5, 3, 5)
-_ENTRY = re.compile(r"Compiling entry function '(\w+)'")
+_ENTRY = re.compile(r"Compiling entry function '(\w+)' for '(\w+)'")
 _SPILL = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 _USED = re.compile(r"Used (\d+) registers")
 _SHARED = re.compile(r"(\d+) bytes smem")
@@ -54,18 +56,29 @@ def compile_object(command: list[str]) -> int:
 
 
 def read_build(build_dir: Path) -> dict[str, Resources]:
-    found: dict[str, Resources] = {}
+    """Of the kernels of a build for one architecture."""
+    (found,) = read_builds(build_dir).values()
+    return found
+
+
+def read_builds(build_dir: Path) -> dict[str, dict[str, Resources]]:
+    """By architecture."""
+    found: dict[str, dict[str, Resources]] = {}
     for path in sorted(build_dir.rglob(f"*.cu.o{SUFFIX}")):
-        name, spilled = "", 0
+        name, architecture, spilled = "", "", 0
         for line in path.read_text().splitlines():
             if match := _ENTRY.search(line):
-                name, spilled = match[1], 0
+                name, architecture, spilled = match[1], match[2], 0
             elif match := _SPILL.search(line):
                 spilled = int(match[1]) + int(match[2])
             elif match := _USED.search(line):
                 shared = _SHARED.search(line)
-                found[name] = Resources(int(match[1]), spilled, int(shared[1]) if shared else 0)
-    return dict(zip(readable_names(found), found.values(), strict=True))
+                own = Resources(int(match[1]), spilled, int(shared[1]) if shared else 0)
+                found.setdefault(architecture, {})[name] = own
+    return {
+        architecture: dict(zip(readable_names(own), own.values(), strict=True))
+        for architecture, own in found.items()
+    }
 
 
 def rows_of(build_dir: Path) -> dict[str, list[float]]:
@@ -104,6 +117,22 @@ def check(build_dir: Path) -> int:
     return 1 if faults or not found else 0
 
 
+def check_spills(build_dir: Path) -> int:
+    builds, limits = read_builds(build_dir), read_limits()
+    faults = [
+        f"{name} spills {own.spill_bytes} bytes on {architecture}"
+        for architecture, found in builds.items()
+        for name, own in found.items()
+        if own.spill_bytes > limits.get(name, [0.0, 0.0])[FIELDS.index("spilled bytes")]
+    ]
+    for fault in faults:
+        print(fault, file=sys.stderr)
+    for architecture, found in builds.items():
+        most = max(own.registers for own in found.values())
+        print(f"{architecture}: {len(found)} kernels of up to {most} registers")
+    return 1 if faults or not builds else 0
+
+
 def write(build_dir: Path) -> int:
     found = rows_of(build_dir)
     width = max(map(len, found))
@@ -137,6 +166,8 @@ def main() -> int:
             return compile_object(command)
         case ["check", build_dir]:
             return check(Path(build_dir))
+        case ["spills", build_dir]:
+            return check_spills(Path(build_dir))
         case ["write", build_dir]:
             return write(Path(build_dir))
         case ["report", build_dir, *pattern]:

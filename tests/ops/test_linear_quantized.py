@@ -20,7 +20,13 @@ from lmi_core.ops.kernels.torch_ops.linear_quantized import (  # noqa: E402
 )
 from lmi_core.weights.formats import RowRounding  # noqa: E402
 from tests.ops.cuda_kernels import use_cuda_kernels  # noqa: E402
-from tests.ops.device_ops import DEVICES, packed_weight, random, triton_module  # noqa: E402
+from tests.ops.device_ops import (  # noqa: E402
+    DEVICES,
+    fp8_tolerance,
+    packed_weight,
+    random,
+    triton_module,
+)
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 IMPLEMENTATIONS = {
@@ -248,8 +254,7 @@ def test_products_of_fp8(
     rounded = torch_quantize_rows(x, "fp8")
     values = rounded.codes[:, :inputs].double() * rounded.scales.double().unsqueeze(1)
     expected = values @ exact.T
-    # For 64 rows Triton takes Hopper's own instructions, whose sums keep some 14 bits.
-    part = 2e-3 if device.type == "cuda" and ops.__name__.endswith("triton") else 1e-5
+    part = fp8_tolerance(device, ops)
     tolerance = {"rtol": part, "atol": part * expected.abs().max().item()}
     y = ops.linear_quantized(x.to(device), on(device, weight), None)
     assert y.dtype == torch.float32

@@ -164,8 +164,8 @@ class CudaRunner:
         with closing(self._build(self._sizes.max_num_tokens, 0)) as steps:
             steps.list.warm_up()
             num_rows, num_keys = steps.list.num_shapes
-            free_bytes = [memory.free_bytes()]
+            reserved_bytes = [memory.reserved_bytes()]
             for shape in ((num_rows - 1, num_keys - 1), (0, 0)):
                 steps.list.capture(*shape)
-                free_bytes.append(memory.free_bytes())
-        return decode_graphs.bytes_of_all(free_bytes, num_rows * num_keys)
+                reserved_bytes.append(memory.reserved_bytes())
+        return decode_graphs.bytes_of_all(reserved_bytes, num_rows * num_keys)

@@ -21,6 +21,9 @@ _capturing = threading.Lock()
 MAX_GRAPH_ROWS = 256
 FIRST_NUM_KEYS = 1024
 """Attention is captured for contexts of up to this, and of up to 4, 16, ... times as many keys."""
+GRAPH_BYTES = 8 << 20
+"""What the driver is assumed to keep of a graph, which no allocator counts: 32 KiB for each of some
+256 kernels. By estimate, until the GPU suite has measured it."""
 NUM_MISSES = 8
 """Steps that run op by op on a busy device before theirs is captured between two of them."""
 
@@ -140,16 +143,16 @@ class DecodeGraphs:
                 self._forward(self._inputs((num_rows, num_keys)).step)
 
     @torch.inference_mode()
-    def measure(self, free_bytes: Callable[[], int]) -> int:
+    def measure(self, reserved_bytes: Callable[[], int]) -> int:
         """Bytes that all graphs will take, by capturing two: the largest, whose values the others'
         take the place of, and the smallest, as which the others count."""
         largest, smallest = (self._rows[-1], self._keys[-1]), (self._rows[0], self._keys[0])
-        free = [free_bytes()]
+        reserved = [reserved_bytes()]
         for key in (largest, smallest):
             self._make(key)
-            free.append(free_bytes())
+            reserved.append(reserved_bytes())
         self._graphs.clear()
-        return bytes_of_all(free, len(self._rows) * len(self._keys))
+        return bytes_of_all(reserved, len(self._rows) * len(self._keys))
 
     def _make(self, key: Key) -> _Graph | None:
         self._misses.pop(key, None)
@@ -189,11 +192,11 @@ class DecodeGraphs:
         )
 
 
-def bytes_of_all(free_bytes: list[int], num_graphs: int) -> int:
-    """What all graphs take, by what was free before and after capturing the largest and then the
-    smallest."""
-    largest, smallest = free_bytes[0] - free_bytes[1], free_bytes[1] - free_bytes[2]
-    return max(0, largest) + (num_graphs - 1) * max(0, smallest)
+def bytes_of_all(reserved_bytes: list[int], num_graphs: int) -> int:
+    """What all graphs take, by what the allocator kept before and after capturing the largest and
+    then the smallest, and GRAPH_BYTES for each."""
+    first, second, third = reserved_bytes
+    return (second - first) + (num_graphs - 1) * (third - second) + num_graphs * GRAPH_BYTES
 
 
 def row_counts(most: int) -> list[int]:

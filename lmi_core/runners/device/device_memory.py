@@ -37,6 +37,10 @@ class DeviceMemory(Protocol):
         """What tensors occupy."""
         ...
 
+    def reserved_bytes(self) -> int:
+        """What the allocator keeps, tensors' and captured graphs', whatever other processes do."""
+        ...
+
     def start_peak(self) -> None: ...
 
     def peak_bytes(self) -> int:
@@ -61,6 +65,10 @@ class CudaMemory:
 
     def allocated_bytes(self) -> int:
         return torch.cuda.memory_allocated(self._device)
+
+    def reserved_bytes(self) -> int:
+        self._settle()
+        return torch.cuda.memory_reserved(self._device)
 
     def start_peak(self) -> None:
         self._settle()

@@ -154,7 +154,7 @@ class TorchRunner:
         graphs = self._make_graphs(config, sizes, 0)
 
         def measure_graphs() -> int:
-            return 0 if graphs is None else graphs.measure(memory.free_bytes)
+            return 0 if graphs is None else graphs.measure(memory.reserved_bytes)
 
         if self._stream is not None:
             # Weights come from another stream.

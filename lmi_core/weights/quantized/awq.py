@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from lmi_core.weights.integer_matrix import IntegerMatrix
 from lmi_core.weights.quantized.kept_codes import StoredCodes, groups_in_order, keep_codes
-from lmi_core.weights.quantized.layout import FLOAT_DTYPES, LayerTensors, Part, Shape
+from lmi_core.weights.quantized.layout import FLOAT_DTYPES, LayerTensors, Part, Shape, WidenedMatrix
 from lmi_core.weights.quantized.settings import QuantizationSettings
 from lmi_core.weights.quantized.words import unpack_awq
 
@@ -42,7 +42,7 @@ class Awq:
             Part("scales", FLOAT_DTYPES, (num_groups, num_outputs)),
         )
 
-    def matrix(self, layer: LayerTensors) -> IntegerMatrix:
+    def matrix(self, layer: LayerTensors) -> IntegerMatrix | WidenedMatrix:
         num_outputs, num_inputs = layer.shape
 
         def codes() -> npt.NDArray[np.uint8]:
@@ -55,6 +55,5 @@ class Awq:
             return unpack_awq(layer.integers(layer["qzeros"]))[:num_outputs]
 
         groups = groups_in_order(num_inputs, self._group_size)
-        stored = StoredCodes(codes, scales, zeros, "scales", "qzeros")
-        origin = f"group_size {self._group_size or -1}"
-        return keep_codes(layer, _NUM_BITS, groups, stored, origin)
+        stored = StoredCodes(codes, scales, zeros, "scales")
+        return keep_codes(layer, _NUM_BITS, groups, stored)

@@ -22,7 +22,13 @@ from lmi_core.weights.quantized.kept_codes import (
     keep_codes,
     stored_groups,
 )
-from lmi_core.weights.quantized.layout import FLOAT_DTYPES, LayerTensors, Part, Shape
+from lmi_core.weights.quantized.layout import (
+    FLOAT_DTYPES,
+    LayerTensors,
+    Part,
+    Shape,
+    WidenedMatrix,
+)
 from lmi_core.weights.quantized.settings import QuantizationSettings
 from lmi_core.weights.quantized.weight_scheme import PACKED, WeightScheme, read_schemes, scheme_of
 from lmi_core.weights.quantized.words import unpack_columns, unpack_rows
@@ -57,10 +63,10 @@ class CompressedTensors:
             scale,
             Part(zero_suffix, ("I32",), words, is_needed=not scheme.is_symmetric),
             Part("weight_shape", ("I64", "I32"), (2,), is_needed=False),
-            Part("weight_g_idx", ("I32",), (num_inputs,), is_needed=False),
+            Part("weight_g_idx", ("I32",), (num_inputs,), is_needed=not scheme.is_ordered),
         )
 
-    def matrix(self, layer: LayerTensors) -> IntegerMatrix:
+    def matrix(self, layer: LayerTensors) -> IntegerMatrix | WidenedMatrix:
         scheme = scheme_of(self._schemes, layer.name)
         num_outputs, num_inputs = layer.shape
         _check_shape(layer)
@@ -87,9 +93,10 @@ class CompressedTensors:
                 return signed.astype(np.float32) + np.float32(middle)
             return unpack_columns(stored, scheme.num_bits).T[:num_outputs]
 
-        groups, origin = _groups(scheme, layer)
-        stored = StoredCodes(codes, scales, zeros, "weight_scale", "weight_zero_point")
-        matrix = keep_codes(layer, scheme.num_bits, groups, stored, origin)
+        stored = StoredCodes(codes, scales, zeros, "weight_scale")
+        matrix = keep_codes(layer, scheme.num_bits, _groups(scheme, layer), stored)
+        if isinstance(matrix, WidenedMatrix):
+            return matrix
         return replace(matrix, rounding="int8" if scheme.has_int8_rows else None)
 
 
@@ -108,17 +115,12 @@ def _num_groups(scheme: WeightScheme, num_inputs: int) -> int:
     return -(-num_inputs // (scheme.group_size or num_inputs))
 
 
-def _groups(scheme: WeightScheme, layer: LayerTensors) -> tuple[Groups, str]:
-    """The group of every input, and where that is said."""
+def _groups(scheme: WeightScheme, layer: LayerTensors) -> Groups:
+    """The group of every input."""
     num_inputs = layer.shape[1]
-    groups = groups_in_order(num_inputs, scheme.group_size)
-    origin = f"group_size {scheme.group_size or -1}"
     if not layer.has("weight_g_idx"):
-        return groups, origin
-    stored = stored_groups(layer, "weight_g_idx", _num_groups(scheme, num_inputs))
-    if np.array_equal(stored, groups):
-        return groups, origin
-    return stored, f"{origin} and weight_g_idx (actorder)"
+        return groups_in_order(num_inputs, scheme.group_size)
+    return stored_groups(layer, "weight_g_idx", _num_groups(scheme, num_inputs))
 
 
 def _check_shape(layer: LayerTensors) -> None:

@@ -1,4 +1,4 @@
-"""A layer's codes and scales as the engine keeps them: to the bit, or not at all."""
+"""A layer's codes and scales as the engine keeps them: to the bit, or widened."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from lmi_core.weights.block_matrix import BlockMatrix
 from lmi_core.weights.formats import FloatArray
 from lmi_core.weights.integer_matrix import INT8_ZERO, Codes, IntegerMatrix
-from lmi_core.weights.quantized.layout import LayerTensors
+from lmi_core.weights.quantized.layout import LayerTensors, WidenedMatrix
 
 NUM_BITS = (4, 8)
+"""That products have."""
 _GROUP_SIZES = (128, 64, 32)
 _MOST_FP16 = 65504
+_BLOCK = 32
 Groups = npt.NDArray[np.intp]
 """The group of every input [inputs]."""
 
@@ -28,7 +31,6 @@ class StoredCodes:
     scales: Callable[[], FloatArray]
     zeros: Callable[[], npt.NDArray[np.generic]]
     scales_suffix: str
-    zeros_suffix: str
 
 
 def groups_in_order(num_inputs: int, group_size: int | None) -> Groups:
@@ -46,23 +48,21 @@ def stored_groups(layer: LayerTensors, suffix: str, num_groups: int) -> Groups:
 
 
 def keep_codes(
-    layer: LayerTensors, num_bits: int, groups: Groups, stored: StoredCodes, origin: str
-) -> IntegerMatrix:
-    """The layer in int4 or int8; ``origin`` says where ``groups`` come from, for errors.
-
-    Raises ModelError if scales or zero points can't be kept.
-    """
+    layer: LayerTensors, num_bits: int, groups: Groups, stored: StoredCodes
+) -> IntegerMatrix | WidenedMatrix:
+    """The layer in int4 or int8; or, where products have no such groups or zero points, in blocks
+    of 32 inputs that stand for the same numbers; or else in floats."""
     if num_bits == 8:
-        return _keep_int8(layer, groups, stored, origin)
+        kept = _keep_int8(layer, groups, stored)
+    else:
+        kept = _keep_int4(layer, groups, stored) if num_bits == 4 else None
+    return _widened(layer, num_bits, groups, stored) if kept is None else kept
+
+
+def _keep_int4(layer: LayerTensors, groups: Groups, stored: StoredCodes) -> IntegerMatrix | None:
     group_size = _kept_group_size(groups)
     if group_size is None:
-        sizes = ", ".join(map(str, sorted(_GROUP_SIZES)))
-        raise layer.error(
-            stored.scales_suffix,
-            f"has scales that can't be kept, because of {origin}: inputs that share one must be "
-            f"neighbours, in groups of {sizes} or multiples; give a checkpoint with such groups "
-            "or the unquantised one",
-        )
+        return None
     chosen = groups[::group_size]
 
     def unpack() -> Codes:
@@ -81,29 +81,61 @@ def _kept_group_size(groups: Groups) -> int | None:
     return None
 
 
-def _keep_int8(
-    layer: LayerTensors, groups: Groups, stored: StoredCodes, origin: str
-) -> IntegerMatrix:
+def _keep_int8(layer: LayerTensors, groups: Groups, stored: StoredCodes) -> IntegerMatrix | None:
     if (groups != groups[0]).any():
-        raise layer.error(
-            stored.scales_suffix,
-            f"has several 8-bit scales per output ({origin}); int8 weights are kept with one: give "
-            "a checkpoint with group_size -1, one in 4 bits, or the unquantised one",
-        )
-
+        return None
     zeros = stored.zeros()[:, groups[:1]].astype(np.float32)
     if (zeros != INT8_ZERO).any():
-        raise layer.error(
-            stored.zeros_suffix,
-            "has zero points; int8 weights are kept without: give a symmetric checkpoint, one in 4 "
-            "bits, or the unquantised one",
-        )
+        return None
 
     def unpack() -> Codes:
         scales = _finite_scales(layer, stored)
         return Codes(stored.codes(), scales[:, groups[:1]], zeros)
 
     return IntegerMatrix("int8", layer.shape, 0, unpack)
+
+
+def _widened(
+    layer: LayerTensors, num_bits: int, groups: Groups, stored: StoredCodes
+) -> WidenedMatrix:
+    def steps() -> npt.NDArray[np.int32]:
+        codes = stored.codes().astype(np.int32)
+        codes -= stored.zeros().astype(np.int32)[:, groups]
+        return codes
+
+    def floats() -> FloatArray:
+        weights = steps().astype(np.float32)
+        weights *= _finite_scales(layer, stored)[:, groups]
+        return weights
+
+    def blocks() -> BlockMatrix:
+        """Q8_0 of 8 bits, Q4_0 of fewer: an fp16 scale, then the steps."""
+        halves = _finite_scales(layer, stored).astype("<f2")[:, groups[::_BLOCK]]
+        own = steps().reshape(*halves.shape, _BLOCK)
+        if num_bits == 8:
+            raw = own.astype(np.int8).view(np.uint8)
+        else:
+            nibbles = (own + 8).astype(np.uint8)
+            half = _BLOCK // 2
+            raw = nibbles[..., :half] | nibbles[..., half:] << np.uint8(4)
+        scales = halves[..., None].view(np.uint8)
+        joined = np.concatenate([scales, raw], axis=-1).reshape(len(raw), -1)
+        return BlockMatrix("q8_0" if num_bits == 8 else "q4_0", layer.shape, joined)
+
+    has_blocks = _has_blocks(layer, num_bits, groups, stored)
+    return WidenedMatrix(layer.shape, floats, blocks if has_blocks else None)
+
+
+def _has_blocks(layer: LayerTensors, num_bits: int, groups: Groups, stored: StoredCodes) -> bool:
+    """Whether blocks of 32 neighbours stand for the same numbers."""
+    if len(groups) % _BLOCK or not (groups.reshape(-1, _BLOCK) == groups[::_BLOCK, None]).all():
+        return False
+    if num_bits == 4 or (num_bits == 8 and (stored.zeros() != INT8_ZERO).any()):
+        return False
+    scales = _finite_scales(layer, stored)
+    if np.abs(scales).max(initial=0) > _MOST_FP16:
+        return False
+    return bool((scales.astype(np.float16).astype(np.float32) == scales).all())
 
 
 def _in_fp16(layer: LayerTensors, stored: StoredCodes) -> FloatArray:

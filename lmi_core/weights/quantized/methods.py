@@ -63,8 +63,20 @@ def fp4_format(settings: QuantizationSettings) -> str | None:
 
 def widened_format(settings: QuantizationSettings) -> str | None:
     """What codes are in that no product takes, so that weights are widened; None: in others."""
-    floats = fp4_format(settings)
-    return EXL2 if settings.method == EXL2 else floats if floats == "NVFP4" else None
+    if settings.method == EXL2:
+        return EXL2
+    if fp4_format(settings) == "NVFP4":
+        return "NVFP4"
+    values = settings.values
+    if settings.method == "gptq":
+        is_reordered = values.get("desc_act") is True and values.get("group_size") not in (-1, None)
+        return "reordered GPTQ" if is_reordered else None
+    groups = values.get("config_groups")
+    schemes = groups.values() if isinstance(groups, dict) else ()
+    weights = [scheme.get("weights") for scheme in schemes if isinstance(scheme, dict)]
+    orders = [each.get("actorder") for each in weights if isinstance(each, dict)]
+    is_reordered = any(order in (True, "group", "dynamic") for order in orders)
+    return "reordered compressed-tensors" if is_reordered else None
 
 
 def objection(asked: str, settings: QuantizationSettings | None) -> str | None:

@@ -14,6 +14,7 @@ PACKED, PLAIN = "pack-quantized", "int-quantized"
 """Formats in integers: codes in words, or int8 as it is."""
 _STRATEGIES = ("group", "channel", "tensor")
 _KEEPING_ORDER = (None, False, "weight", "static")
+_CHANGING_ORDER = (True, "group", "dynamic")
 _ANY_LINEAR = "Linear"
 _REGEX = "re:"
 
@@ -29,6 +30,8 @@ class WeightScheme:
     """Inputs per scale; None: a scale per output, or one."""
     is_per_tensor: bool
     is_symmetric: bool
+    is_ordered: bool
+    """Neighbouring inputs share groups."""
     has_int8_rows: bool
     """Inputs are rounded to int8, too."""
 
@@ -75,10 +78,10 @@ def _scheme(settings: QuantizationSettings, name: str, group: Any) -> WeightSche
     if strategy not in _STRATEGIES:
         known = ", ".join(_STRATEGIES)
         raise values.error("strategy", f"is {strategy!r}; {known} can be read")
-    if (order := weights.get("actorder")) not in _KEEPING_ORDER:
-        raise values.error(
-            "actorder", f"is {str(order)[:80]!r}: groups of inputs in another order can't be read"
-        )
+    order = weights.get("actorder")
+    if order not in (*_KEEPING_ORDER, *_CHANGING_ORDER):
+        known = ", ".join(str(each) for each in (*_KEEPING_ORDER, *_CHANGING_ORDER))
+        raise values.error("actorder", f"is {str(order)[:80]!r}; {known} can be read")
     return WeightScheme(
         targets=_targets(settings, where, group),
         format=_format(settings, group),
@@ -86,6 +89,7 @@ def _scheme(settings: QuantizationSettings, name: str, group: Any) -> WeightSche
         group_size=values.group_size if strategy == "group" else None,
         is_per_tensor=strategy == "tensor",
         is_symmetric=values.boolean("symmetric", True),
+        is_ordered=order not in _CHANGING_ORDER,
         has_int8_rows=_has_int8_rows(group.get("input_activations")),
     )
 

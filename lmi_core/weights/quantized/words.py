@@ -1,4 +1,4 @@
-"""Codes of 4 or 8 bits in 32-bit words, the first one in the lowest bits.
+"""Codes of 2 to 8 bits in 32-bit words, the first one in the lowest bits.
 
 Format: TGI format reference, GPTQ, AWQ and compressed-tensors.
 """
@@ -19,9 +19,22 @@ def unpack_rows(words: npt.NDArray[np.generic], num_bits: int) -> Bytes:
     stored = np.ascontiguousarray(words).view(np.uint8)
     if num_bits == 8:
         return stored
+    if num_bits < 4:
+        return _unpack_stream(stored, num_bits)
     codes = np.empty((stored.shape[0], 2 * stored.shape[1]), np.uint8)
     np.bitwise_and(stored, _CODE_MASK, out=codes[:, 0::2])
     np.right_shift(stored, 4, out=codes[:, 1::2])
+    return codes
+
+
+def _unpack_stream(stored: Bytes, num_bits: int) -> Bytes:
+    """Codes that follow each other, also across words."""
+    bits = np.unpackbits(stored, axis=1, bitorder="little")
+    num_codes = bits.shape[1] // num_bits
+    of_codes = bits[:, : num_codes * num_bits].reshape(len(stored), num_codes, num_bits)
+    codes = np.zeros(of_codes.shape[:2], np.uint8)
+    for place in range(num_bits):
+        codes |= of_codes[..., place] << np.uint8(place)
     return codes
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 from aiohttp import web
 
 from lmi_core.version import __version__
@@ -13,7 +15,7 @@ from lmi_server.dialects.openai.completion_schema import CompletionBody
 from lmi_server.dialects.openai.embeddings import POOLING_ROUTES
 from lmi_server.dialects.openai.errors import ModelNotFound, openai_error
 from lmi_server.dialects.openai.openai import openai_protocol
-from lmi_server.dialects.openai.responses import RESPONSES_ROUTES
+from lmi_server.dialects.openai.responses_routes import RESPONSES_ROUTES
 from lmi_server.dialects.openai.token_routes import TOKEN_ROUTES
 from lmi_server.dialects.routes import ModelRoute, ServerAnswer, ServerRoute, metrics_route
 from lmi_server.dialects.table import Dialect, ErrorForm
@@ -73,7 +75,10 @@ async def complete(request: web.Request, model: LoadedModel) -> web.StreamRespon
 
 
 async def list_models(request: web.Request, models: ModelRegistry) -> web.Response:
-    return web.json_response({"object": "list", "data": list(_served(models).values())})
+    served = _served(models)
+    names = list(served)
+    ends = {"has_more": False, "first_id": names[0], "last_id": names[-1]} if names else {}
+    return web.json_response({"object": "list", "data": list(served.values()), **ends})
 
 
 async def describe_model(request: web.Request, models: ModelRegistry) -> web.Response:
@@ -109,18 +114,24 @@ def _served(models: ModelRegistry) -> dict[str, dict[str, object]]:
 
 
 def _model(model: ServedModel) -> dict[str, object]:
+    """With what Anthropic's clients read of one, too, who ask the same route."""
     return {
         "id": model.name,
         "object": "model",
         "created": int(model.loaded_at),
         "owned_by": "lmi",
         "max_model_len": 0 if model.loaded is None else model.loaded.max_model_len,
+        "type": "model",
+        "display_name": model.name,
+        "created_at": f"{datetime.fromtimestamp(int(model.loaded_at), UTC):%Y-%m-%dT%H:%M:%SZ}",
     }
 
 
 def _adapter(adapter: Adapter, model: ServedModel) -> dict[str, object]:
     """As vLLM lists adapters: with their directory and the model that they adapt."""
-    return {**_model(model), "id": adapter.name, "root": adapter.src, "parent": model.name}
+    name = adapter.name
+    own = {"id": name, "display_name": name, "root": adapter.src, "parent": model.name}
+    return {**_model(model), **own}
 
 
 def _get(path: str, answer: ServerAnswer, purpose: str) -> ServerRoute:

@@ -18,13 +18,12 @@ from itertools import islice
 from typing import Any
 
 import msgspec
-from aiohttp import web
 
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.errors import UserError
 from lmi_core.text.chat import ChatTemplate
 from lmi_server.dialects.base import Call, ParsedCall
-from lmi_server.dialects.generation import generate_with, parse_call
+from lmi_server.dialects.generation import parse_call
 from lmi_server.dialects.openai.chat_schema import (
     chat_request,
     chat_sampling_params,
@@ -52,11 +51,8 @@ from lmi_server.dialects.openai.responses_schema import (
 )
 from lmi_server.dialects.openai.responses_store import ResponseStore, Stored
 from lmi_server.dialects.openai.schema import with_defaults
-from lmi_server.dialects.routes import ModelRoute, ServerRoute
 from lmi_server.dialects.unknown_fields import report_unknown, unknown_fields
-from lmi_server.http.tenants import tenant_name
 from lmi_server.models.loaded_model import LoadedModel
-from lmi_server.models.model_registry import ModelRegistry
 
 _PREVIOUS = re.compile(rb'"previous_response_id"\s{0,999}:\s{0,999}"(resp_[0-9a-f]{32})"')
 _MAX_PREVIOUS = 4
@@ -164,10 +160,6 @@ def responses_protocol(model: LoadedModel) -> ResponsesProtocol:
     )
 
 
-async def respond(request: web.Request, model: LoadedModel) -> web.StreamResponse:
-    return await generate_with(request, model, partial(parse_response, model, tenant_name(request)))
-
-
 async def parse_response(model: LoadedModel, tenant: str, call: Call) -> ParsedCall:
     """Brings calls and a tenant's stored responses together: parsing may happen in another
     process."""
@@ -202,20 +194,6 @@ def _previous_names(body: bytes) -> set[str]:
 def _keep(store: ResponseStore, tenant: str, messages: bytes, response: Mapping[str, Any]) -> bool:
     body = json.dumps(response, ensure_ascii=False).encode("utf-8", "replace")
     return store.put(tenant, str(response["id"]), Stored(body, messages))
-
-
-async def get_stored(request: web.Request, models: ModelRegistry) -> web.Response:
-    """What was answered before, for the tenant that asked for it."""
-    if request.query.get("stream", "false") != "false":
-        raise UserError("a stored response isn't streamed; leave stream out", field="stream")
-    stored = models.responses.get(tenant_name(request), request.match_info["response"])
-    return web.Response(body=stored.response, content_type="application/json")
-
-
-async def delete_stored(request: web.Request, models: ModelRegistry) -> web.Response:
-    name = request.match_info["response"]
-    models.responses.delete(tenant_name(request), name)
-    return web.json_response({"id": name, "object": "response", "deleted": True})
 
 
 def _is_whole(item: Mapping[str, Any]) -> bool:
@@ -256,18 +234,3 @@ def _head(asked: ResponsesBody, model: str, stores: bool) -> dict[str, Any]:
         "truncation": "disabled",
         "user": asked.user,
     }
-
-
-_STORED, _JSON = "/v1/responses/{response}", ("application/json",)
-RESPONSES_ROUTES = (
-    ModelRoute(
-        "POST",
-        "/v1/responses",
-        respond,
-        "respond (OpenAI)",
-        bodies=(ResponsesBody,),
-        answers=(*_JSON, "text/event-stream"),
-    ),
-    ServerRoute("GET", _STORED, get_stored, "a stored response", answers=_JSON),
-    ServerRoute("DELETE", _STORED, delete_stored, "forget a stored response", answers=_JSON),
-)

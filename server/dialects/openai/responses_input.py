@@ -38,6 +38,48 @@ def messages_of(
     return messages
 
 
+def items_of(
+    messages: list[dict[str, Any]], customs: frozenset[str], name: str
+) -> list[dict[str, Any]]:
+    """The items that messages are made of, with ids of ``name``: the same each time. ``customs``:
+    the names of custom tools."""
+    items: list[dict[str, Any]] = []
+    calls = _names(messages)
+
+    def add(prefix: str, kind: str, **fields: Any) -> None:
+        item_id = f"{prefix}_{name}{len(items):04x}"
+        items.append({"id": item_id, "type": kind, "status": "completed", **fields})
+
+    for message in messages:
+        role, text = message["role"], message["content"]
+        if role == "tool":
+            is_custom = calls.get(message["tool_call_id"]) in customs
+            kind = "custom_tool_call_output" if is_custom else "function_call_output"
+            add("fco", kind, call_id=message["tool_call_id"], output=text)
+            continue
+        if message.get("reasoning_content"):
+            part = {"type": "reasoning_text", "text": message["reasoning_content"]}
+            add("rs", "reasoning", summary=[], content=[part])
+        if text or not (message.get("reasoning_content") or message.get("tool_calls")):
+            part = {"type": "input_text", "text": text}
+            if role == "assistant":
+                part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+            add("msg", "message", role=role, content=[part])
+        for call in message.get("tool_calls", ()):
+            called = {"call_id": call["id"], "name": call["function"]["name"]}
+            given = call["function"]["arguments"]
+            if called["name"] in customs:
+                add("ctc", "custom_tool_call", **called, input=_input_of(given))
+            else:
+                add("fc", "function_call", **called, arguments=given)
+    return items
+
+
+def _input_of(arguments: str) -> str:
+    """Of a custom tool."""
+    return str(json.loads(arguments).get("input", arguments))
+
+
 def _message(where: str, item: Mapping[str, Any], calls: Mapping[str, str]) -> dict[str, Any]:
     match item.get("type", "message"):
         case "message":

@@ -56,6 +56,24 @@ def test_count_tokens(client: Any) -> None:
     assert counted.input_tokens == client.messages.create(**ASKED).usage.input_tokens
 
 
+def test_models(client: Any) -> None:
+    [listed] = client.models.list()
+    asked = client.models.retrieve("demo")
+    assert listed.id == asked.id == asked.display_name == "demo"
+    assert (asked.type, asked.created_at.year > 2000) == ("model", True)
+    with pytest.raises(anthropic.NotFoundError, match="'nope' does not exist"):
+        client.models.retrieve("nope")
+
+
+def test_what_isnt_there_says_why(client: Any) -> None:
+    with pytest.raises(anthropic.NotFoundError, match="batch_dir"):
+        client.messages.batches.list()
+    with pytest.raises(anthropic.NotFoundError) as refused:
+        client.post("/v1/messages/nope", body={}, cast_to=object)
+    assert refused.value.body["error"]["type"] == "not_found_error"
+    assert "/v1/messages/nope" in refused.value.body["error"]["message"]
+
+
 def test_a_loop_of_three_calls(client: Any) -> None:
     messages = list(ASKED["messages"])
     choice = {"type": "any", "disable_parallel_tool_use": True}
@@ -91,6 +109,11 @@ def test_errors(client: Any, url: str) -> None:
 def test_async_client(url: str) -> None:
     async def use() -> None:
         async with anthropic.AsyncAnthropic(base_url=url, api_key=KEY, max_retries=0) as client:
+            counted = await client.messages.count_tokens(model="demo", messages=ASKED["messages"])
+            assert counted.input_tokens > 0
+            assert [model.id async for model in client.models.list()] == ["demo"]
+            with pytest.raises(anthropic.NotFoundError, match="batch_dir"):
+                await client.messages.batches.retrieve("b")
             async with client.messages.stream(**ASKED) as stream:
                 text = "".join([piece async for piece in stream.text_stream])
                 assert (await stream.get_final_message()).content[0].text == text

@@ -153,6 +153,95 @@ def test_stored_responses(client: openai.OpenAI) -> None:
     assert raised.value.code == "previous_response_not_found"
 
 
+def test_input_items(client: openai.OpenAI) -> None:
+    """All that a response answers, call by call, whatever the order and size of pages."""
+    asked = {"role": "user", "content": "Gö?"}
+    call: Any = {"call_id": "c1", "name": "weather", "arguments": '{"city": "Ulm"}'}
+    first = client.responses.create(
+        model="demo",
+        input=[
+            {"role": "developer", "content": "Be brief"},
+            asked,  # type: ignore[list-item]
+            {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "H"}]},
+            {"type": "function_call", **call},
+            {"type": "function_call_output", "call_id": "c1", "output": "sun"},
+            {"type": "custom_tool_call", "call_id": "c2", "name": "code", "input": "x = 'é'"},
+            {"type": "custom_tool_call_output", "call_id": "c2", "output": "done"},
+        ],
+        tools=[{"type": "custom", "name": "code"}, WEATHER],
+        tool_choice="none",
+        max_output_tokens=3,
+    )
+    second = client.responses.create(
+        model="demo", input="On", previous_response_id=first.id, max_output_tokens=1
+    )
+    items = client.responses.input_items
+    listed = list(items.list(first.id, order="asc"))
+    kinds = ["message", "message", "reasoning", "function_call", "function_call_output"]
+    assert [item.type for item in listed] == [
+        *kinds,
+        "custom_tool_call",
+        "custom_tool_call_output",
+    ]
+    assert (listed[3].arguments, listed[5].input) == (call["arguments"], "x = 'é'")  # type: ignore[union-attr]
+    ids = [item.id for item in listed]
+    assert len(set(ids)) == len(ids)
+    assert [item.id for item in items.list(first.id, limit=2)] == ids[::-1]
+    whole = [item.to_dict() for item in items.list(second.id, order="asc")]
+    assert [item["type"] for item in whole[-2:]] == ["message", "message"]
+    assert whole[-1]["content"] == [{"type": "input_text", "text": "On"}]
+    assert whole[-2]["role"] == "assistant"
+    for wrong, param in (({"limit": 0}, "limit"), ({"after": "x"}, "after")):
+        with pytest.raises(openai.BadRequestError) as refused:
+            items.list(first.id, **wrong)  # type: ignore[arg-type]
+        assert refused.value.param == param
+
+
+def test_input_tokens(client: openai.OpenAI) -> None:
+    made = client.responses.create(
+        model="demo", input="hello", instructions="Be brief", tools=[WEATHER], max_output_tokens=1
+    )
+    assert made.usage is not None
+    counted = client.responses.input_tokens.count(
+        model="demo", input="hello", instructions="Be brief", tools=[WEATHER]
+    )
+    assert counted.input_tokens == made.usage.input_tokens
+    longer = client.responses.input_tokens.count(input="x", previous_response_id=made.id)
+    assert longer.input_tokens > 0
+
+
+def test_what_isnt_there_says_why(client: openai.OpenAI, url: str) -> None:
+    made = client.responses.create(model="demo", input="hello", max_output_tokens=1)
+    with pytest.raises(openai.BadRequestError, match="has ended"):
+        client.responses.cancel(made.id)
+    for name in ("resp_0", "../files"):
+        with pytest.raises(openai.NotFoundError, match=r"resp_0|files"):
+            client.responses.cancel(name)
+    with pytest.raises(openai.BadRequestError, match="aren't compacted"):
+        client.responses.compact(model="demo", input="x")
+    with pytest.raises(openai.BadRequestError, match="isn't streamed"):
+        client.responses.retrieve(made.id, stream=True)
+
+    async def use() -> None:
+        async with openai.AsyncOpenAI(base_url=url, api_key=KEY, max_retries=0) as other:
+            responses = other.responses
+            assert (await responses.retrieve(made.id)).id == made.id
+            assert [item.type async for item in responses.input_items.list(made.id)] == ["message"]
+            assert (await responses.input_tokens.count(input="x")).input_tokens > 0
+            with pytest.raises(openai.BadRequestError, match="has ended"):
+                await responses.cancel(made.id)
+            with pytest.raises(openai.BadRequestError, match="aren't compacted"):
+                await responses.compact(model="demo", input="x")
+            only: Any = {"structured_outputs": {"choice": ["yes"]}}
+            async with responses.stream(model="demo", input="x", extra_body=only) as stream:
+                final = await stream.get_final_response()
+            await responses.delete(final.id)
+            with pytest.raises(openai.NotFoundError):
+                await responses.input_items.list(final.id)
+
+    asyncio.run(use())
+
+
 def test_errors(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="background is not available") as raised:
         client.responses.create(model="demo", input="x", background=True)
