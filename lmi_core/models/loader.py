@@ -77,6 +77,8 @@ class LoadedModel:
 class FoundModel:
     """What a directory's headers and settings say of a model that can be loaded."""
 
+    asked: EngineConfig
+    """What it is to be loaded with."""
     checkpoint: Checkpoint
     config: HfConfig
     """Of the language model, with the rotary settings that were asked for."""
@@ -93,6 +95,11 @@ class FoundModel:
     """What drafts for it."""
     heads: MedusaHeads | None = None
     """What drafts for it instead."""
+
+    @property
+    def models(self) -> tuple[FoundModel, ...]:
+        """It, and what drafts for it."""
+        return (self,) if self.draft is None else (self, self.draft)
 
 
 def find_model(asked: EngineConfig) -> FoundModel:
@@ -132,6 +139,7 @@ def find_model(asked: EngineConfig) -> FoundModel:
         shapes[answer_matrix(spec)] = (spec.vocab_size, spec.hidden_size)
     check_max_model_len(asked.max_model_len, spec.max_positions)
     found = FoundModel(
+        asked=asked,
         checkpoint=checkpoint,
         config=config,
         spec=spec,
@@ -162,7 +170,7 @@ def _with_drafts(asked: EngineConfig, found: FoundModel) -> FoundModel:
         config = draft_config(asked)
         if config is None:
             return replace(found, heads=find_medusa_heads(path, found.spec))
-        draft = find_model(replace(config, speculation=None))
+        draft = replace(find_model(replace(config, speculation=None)), asked=config)
         check_vocabulary(asked.model, path)
     except MissingExtraError:
         raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, cast
@@ -263,9 +263,9 @@ def load_cpu_runner(
             ranks = Ranks(config)
             failed.callback(ranks.close)
         loaded = []
-        for asked, each in _with_draft(config, found):
-            packed = _open_packed(asked, each)
-            loaded.append(DraftModel(asked, _load(asked, each, packed, progress), packed))
+        for each in found.models:
+            packed = _open_packed(each)
+            loaded.append(DraftModel(each.asked, _load(each, packed, progress), packed))
         (_, model, packed), *drafts = loaded
         draft = drafts[0] if drafts else None
         runner = CpuRunner(config, model, packed, draft, found.heads, ranks)
@@ -273,35 +273,19 @@ def load_cpu_runner(
     return runner, model
 
 
-def _with_draft(
-    config: EngineConfig, found: FoundModel
-) -> Iterator[tuple[EngineConfig, FoundModel]]:
-    """A model, and what drafts for it."""
-    from lmi_core.models.draft_model import draft_config
-
-    yield config, found
-    asked = draft_config(config)
-    if asked is not None and found.draft is not None:
-        yield asked, found.draft
-
-
-def _open_packed(config: EngineConfig, found: FoundModel) -> PackedModel | None:
+def _open_packed(found: FoundModel) -> PackedModel | None:
     from lmi_core.weights.packed_model import open_packed_model
 
-    return open_packed_model(config, found.checkpoint, num_rank_threads(config))
+    return open_packed_model(found.asked, found.checkpoint, num_rank_threads(found.asked))
 
 
-def _load(
-    config: EngineConfig,
-    found: FoundModel,
-    packed: PackedModel | None,
-    progress: Progress | None,
-) -> LoadedModel:
+def _load(found: FoundModel, packed: PackedModel | None, progress: Progress | None) -> LoadedModel:
     from lmi_core.calibration.peaks import smoothing_for
     from lmi_core.models.loader import load_weights
     from lmi_core.models.slices import slicing_of
     from lmi_core.ops.cpu import NativeWeights
 
+    config = found.asked
     weights = NativeWeights(
         config.instruction_set, num_rank_threads(config), packed, config.activations
     )
@@ -326,10 +310,10 @@ def keep_packed(config: EngineConfig, progress: Progress | None = None) -> None:
     if config.tensor_parallel_degree > 1:
         return  # each rank packs its own slice
     with memory_errors():
-        for asked, each in _with_draft(config, found):
-            packed = _open_packed(asked, each)
+        for each in found.models:
+            packed = _open_packed(each)
             if packed is not None and not packed.is_stored:
-                _load(asked, each, packed, progress)
+                _load(each, packed, progress)
                 packed.save()
                 packed.wait()
 

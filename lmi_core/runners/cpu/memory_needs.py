@@ -11,7 +11,6 @@ from pathlib import Path
 
 from lmi_core import _native
 from lmi_core.errors import InsufficientMemoryError
-from lmi_core.models.draft_model import draft_config
 from lmi_core.models.loader import FoundModel, stored_format
 from lmi_core.models.slices import slicing_of
 from lmi_core.models.spec import DecoderSpec
@@ -60,9 +59,8 @@ def estimate(config: EngineConfig, found: FoundModel, claimed_bytes: int = 0) ->
     ``claimed_bytes``: what other engines have. Raises InsufficientMemoryError for a KV cache that
     can't be had."""
     models = [(config, found)]
-    draft = draft_config(config)
-    if draft is not None and found.draft is not None:
-        models.append((draft, found.draft))
+    if found.draft is not None:
+        models.append((found.draft.asked, found.draft))
     slicing = slicing_of(config, found.spec)
     cache = size_kv_cache(
         config,
