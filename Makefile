@@ -90,12 +90,12 @@ lint: $(VENV)/.installed-test
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run -Werror $(FORMATTED)
 
-test-asan: $(VENV)/.installed-test
+test-asan: $(VENV)/.installed-build
 	$(CMAKE) -B build/asan -DLMI_SANITIZE=address,undefined
 	cmake --build build/asan --target lmi_tests
 	build/asan/lmi_tests
 
-test-tsan: $(VENV)/.installed-test
+test-tsan: $(VENV)/.installed-build
 	$(CMAKE) -B build/tsan -DLMI_SANITIZE=thread
 	cmake --build build/tsan --target lmi_tests
 	$(NO_ASLR) build/tsan/lmi_tests
@@ -163,13 +163,16 @@ $(VENV)/.installed: $(SOURCES) | $(BIN)/python
 	touch $@
 
 # The link is for mypy, which doesn't follow the import hooks of editable installs.
-$(VENV)/.installed-test: pyproject.toml | $(BIN)/python
+$(VENV)/.installed-test: pyproject.toml $(VENV)/.installed-build
 	$(BIN)/python -m pip install --quiet '$(TORCH)'
-	$(BIN)/python -m pip install --quiet 'setuptools>=77' 'pybind11>=2.12' 'cmake>=3.22' ninja
 	$(BIN)/python -m pip install --quiet --no-build-isolation -e '.[test,lint]'
 	ln -sfn $(CURDIR)/server "$$($(BIN)/python -c 'import sysconfig; \
 	  print(sysconfig.get_path("purelib"))')/lmi_server"
 	touch $@ $(VENV)/.installed
+
+$(VENV)/.installed-build: | $(BIN)/python
+	$(BIN)/python -m pip install --quiet 'setuptools>=77' 'pybind11>=2.12' 'cmake>=3.22' ninja
+	touch $@
 
 # Python 3.11's environments bring setuptools, which nothing here uses.
 $(BIN)/python: | check-tools
@@ -189,4 +192,4 @@ check-tools:
 
 clean:
 	rm -rf build dist *.egg-info lmi_core/_native.*.so .pytest_cache .mypy_cache .ruff_cache
-	rm -f $(VENV)/.installed $(VENV)/.installed-test
+	rm -f $(VENV)/.installed $(VENV)/.installed-test $(VENV)/.installed-build

@@ -257,8 +257,9 @@ class Copies:
         return [copy.started_at for copy in self._supervisor.copies]
 
     async def scale(self, min_workers: int, max_workers: int) -> None:
-        """Run ``min_workers`` copies from now on, in the background. InsufficientMemoryError where
-        they don't fit, and all stays as it was."""
+        """Run ``min_workers`` copies, of 0 one, from now on, in the background.
+        InsufficientMemoryError where they don't fit, and all stays as it was."""
+        min_workers = max(1, min_workers)
         await asyncio.to_thread(self._check_memory, min_workers)
         self._supervisor.scale(min_workers)
 

@@ -33,8 +33,8 @@ for python in "${pythons[@]}"; do
   environment=$work/$(basename "$python")
   "$python" -m venv "$environment"
   "$environment/bin/pip" install --quiet 'setuptools>=77' 'pybind11>=2.12' 'cmake>=3.22,<5' ninja build
-  # A build directory keeps its interpreter; what doesn't depend on one is compiled once per Python.
-  rm -rf build
+  # Without its cache the build directory takes this interpreter; kernels, which need none, stay compiled.
+  rm -rf build/native/CMakeCache.txt build/lib.*
   settings=(CXX="$work/c++" CMAKE_ARGS=-DCMAKE_MODULE_LINKER_FLAGS=-s)
   if [ "$arch" != "$(uname -m)" ]; then
     # Names of the extension and the wheel; Python's headers are alike on 64-bit Linux.

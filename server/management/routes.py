@@ -150,7 +150,9 @@ def _check_workers(least: int, most: int, *, has_processes: bool) -> None:
             f"min_worker={least} and max_worker={most}: 0 <= min_worker <= max_worker must hold"
         )
     if most > MAX_WORKERS:
-        raise bad_request(f"max_worker={most}; at most {MAX_WORKERS} are allowed")
+        raise bad_request(
+            f"min_worker={least} and max_worker={most}: at most {MAX_WORKERS} are allowed"
+        )
     if most > 1 and not has_processes:
         raise bad_request(
             f"max_worker={most}: one engine in the server's own process serves the model, and "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -131,6 +132,17 @@ def test_the_image_has_what_its_build_needs() -> None:
     (extras,) = re.findall(r"\$\{wheel\}\[([\w,]+)\]", DOCKERFILE)
     assert set(extras.split(",")) <= set(project["optional-dependencies"])
     assert "USER lmi" in DOCKERFILE
+
+
+@pytest.mark.skipif(shutil.which("cmake") is None, reason="cmake is not installed")
+def test_what_images_and_sdists_have_can_be_configured(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in ("CMakeLists.txt", "csrc"):
+        (source / name).symlink_to(ROOT / name)
+    command = ["cmake", "-S", source, "-B", tmp_path / "build", "-DLMI_PYTHON=OFF"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
 
 
 def test_probes_ask_for_routes_that_there_are() -> None:

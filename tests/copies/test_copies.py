@@ -177,5 +177,7 @@ def test_another_number_of_copies_loses_no_request() -> None:
             await until(lambda: len(copies.copies) == 2 and not copies._supervisor.is_scaling, 60)
             answers = await asyncio.gather(*streams)
             assert [comparable(events) for events in answers] == reference[:6]
+            await copies.scale(0, 2)
+            await until(lambda: len(copies.copies) == 1 and not copies._supervisor.is_scaling, 60)
 
     run(main())

@@ -23,11 +23,6 @@ MODELS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @pytest.mark.parametrize("name", MODELS)
 @in_a_loop
 async def test_vectors_are_those_of_the_cpu_engine(name: str) -> None:
