@@ -10,7 +10,9 @@ like it was. ``repeat``: greedy texts, which repeat themselves with random weigh
 
 ``--draft-layers 2 --loudness 0.1``: drafts are of a draft model as well, which is the first two of
 the model's layers; the others add only a tenth of what they would. So the acceptance is made up,
-and the time isn't.
+and the time isn't. Random weights give nearly all tokens alike chances, where the same random
+number finds another token in a distribution that is a little different: with ``--temperature 0.2``
+a text's entropy is that of a language.
 
 The embedded model has tasks of its own (``--shape demo``), batch after batch of requests it knows,
 answered greedily: ``copy`` (two to twelve words are to be said again) and ``json`` (an object with
@@ -68,14 +70,16 @@ def edited(text: Sequence[int], share: float, vocab_size: int, seed: int) -> lis
 Request = tuple[list[int], SamplingParams]
 
 
-def request(shape: str, task: str, number: int, num_tokens: int) -> Request:
+def request(
+    shape: str, task: str, number: int, num_tokens: int, temperature: float = 1.0
+) -> Request:
     """A random prompt, the same for the same number."""
     rng = np.random.default_rng(number)
     prompt = rng.integers(4, SHAPES[shape].vocab_size, NUM_PROMPT_TOKENS).tolist()
     return prompt, SamplingParams(
         max_new_tokens=num_tokens,
         ignore_eos=True,
-        temperature=0.0 if task == "repeat" else 1.0,
+        temperature=0.0 if task == "repeat" else temperature,
         seed=number,
     )
 
@@ -143,7 +147,8 @@ async def measure(
             on = await generate_demo(drafting, task, first, batch)
         else:
             requests = [
-                request(options.shape, task, first + i, options.tokens) for i in range(batch)
+                request(options.shape, task, first + i, options.tokens, options.temperature)
+                for i in range(batch)
             ]
             off = await generate(plain, requests)
             for i, text in enumerate(off.texts if task in ("replay", "edit") else ()):
@@ -237,6 +242,7 @@ def main() -> None:
     parser.add_argument("--depth", type=int, default=16, help="most drafts of a step")
     parser.add_argument("--draft-layers", type=int, default=0, help="of a draft model")
     parser.add_argument("--loudness", type=float, default=0.0, help="of the other layers")
+    parser.add_argument("--temperature", type=float, default=1.0, help="of all but repeat")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=None)

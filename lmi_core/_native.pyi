@@ -608,6 +608,14 @@ class Graph:
         sees_later: all keys of sequences that are in the step as a whole. relative: see ``ops.attention``."""
     def gather_logit_rows(self, x: Handle) -> Handle:
         """[T, n] -> [L, n]: the rows whose logits are wanted."""
+    def kept_rows(self, table: npt.NDArray[np.generic]) -> Handle:
+        """Rows of ``table`` [slots, n] (fp32, or bf16 as uint16; kept alive) by token rows' slots -> fp32 [T, n]."""
+    def keep_rows(self, x: Handle, table: npt.NDArray[np.generic]) -> None:
+        """Write ``x`` to rows of ``table``, which has its dtype: token rows to their slots; logit rows to the slots of the
+        positions behind theirs."""
+    def spread_columns(self, x: Handle, columns: npt.NDArray[np.int32], num_columns: int) -> Handle:
+        """Column i of fp32 [R, k] becomes column columns[i], ascending, of fp32 [R, num_columns]; the others are as
+        unlikely as what is banned."""
     def sample(self, logits: Handle) -> None:
         """fp32 [L, vocab]: sampled ids, log-probabilities and top-n into the step buffer."""
     def output(self, x: Handle) -> None:

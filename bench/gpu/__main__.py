@@ -8,6 +8,7 @@ results.tar.gz is all of it, made anew after every stage.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import platform
 import shutil
@@ -56,6 +57,28 @@ _DESCRIBE = """if True:
         }
     print(json.dumps(described))
 """
+
+
+PACKAGES = {
+    "torch": "everything",
+    "tokenizers": "engines",
+    "pybind11": "the engine's build",
+    "cmake": "builds",
+    "ninja": "the kernels' build",
+    "pytest": "tests",
+    "pytest_timeout": "tests",
+    "transformers": "tests of captured steps and others with models, for their checkpoints",
+    "jsonschema": "tests of grammars",
+    "llguidance": "grammars",
+    "aiohttp": "serving",
+    "msgspec": "serving",
+    "prometheus_client": "serving",
+}
+"""And programs: what is lost without each."""
+
+
+def missing_packages() -> dict[str, str]:
+    return {name: lost for name, lost in PACKAGES.items() if importlib.util.find_spec(name) is None}
 
 
 def groups(planned: Sequence[Stage]) -> list[list[list[Stage]]]:
@@ -159,7 +182,9 @@ def main() -> int:
     patient_s = sum(map(seconds_of, groups(planned)))
     limit_s = arguments.limit or (patient_s if arguments.dry_run else LIMIT_S)
     suite: dict[str, Any] = {"machine": machine("cpu" if arguments.dry_run else "cuda")}
-    suite["stages"] = []
+    suite["missing"], suite["stages"] = missing_packages(), []
+    for name, lost in suite["missing"].items():
+        print(f"{name} is not installed: no {lost}", flush=True)
     for record in run_all(planned, out_dir, limit_s):
         suite["stages"].append(record)
         times = f"{record.get('seconds', 0):6.1f} of {record['limit_s']:.0f} s"

@@ -229,6 +229,26 @@ struct GatherRowsArgs {
   int64_t num_rows = 0;
 };
 
+// Row i of x becomes row rows[i] of y.
+struct ScatterRowsArgs {
+  const void* x = nullptr;
+  const int32_t* rows = nullptr;
+  uint8_t* y = nullptr;
+  int64_t row_bytes = 0;
+  int64_t num_rows = 0;
+};
+
+// Column i of x becomes column columns[i] of y, whose other columns are kAbsentLogit.
+constexpr float kAbsentLogit = -1e30f;  // finite, but as unlikely as what is banned
+struct SpreadColumnsArgs {
+  const float* x = nullptr;
+  int64_t x_stride = 0;
+  const int32_t* columns = nullptr;  // [x_stride]
+  float* y = nullptr;
+  int64_t num_columns = 0;
+  int64_t num_rows = 0;
+};
+
 // y = the sum of parts, + bias, + y if add_to_y. Neighbours are added first, then neighbouring
 // sums, and so on, so that whoever adds up 2^n parts from a multiple of 2^n on finds a sum of this
 // tree.
@@ -359,6 +379,8 @@ struct Kernels {
   Kernel<RopeCacheArgs> rope_cache_write;
   Kernel<AttentionArgs> attention;
   Kernel<GatherRowsArgs> gather_rows;
+  Kernel<ScatterRowsArgs> scatter_rows;
+  Kernel<SpreadColumnsArgs> spread_columns;
   Kernel<SumArgs> sum;
   Kernel<SampleArgs> sample;
   Kernel<BlockCopyArgs> block_copy;

@@ -16,17 +16,15 @@ int32_t lmi_cuda_list_attention(LmiAttentionLists* request, void*) {
                 " tokens; a multiple of " + std::to_string(kSplitUnit) + " can be had");
   }
   const AttentionLists lists = list_attention(*request);
-  const size_t needed = std::max({lists.decode.size(), lists.prefill.size(), lists.merges.size()});
+  const size_t needed = std::max(lists.decode.size(), lists.prefill.size());
   if (needed > static_cast<size_t>(greater_of(request->capacity, 0))) {
     return fail("list_attention: room for " + std::to_string(request->capacity) + " entries, " +
                 std::to_string(needed) + " are needed");
   }
   std::copy(lists.decode.begin(), lists.decode.end(), request->decode);
   std::copy(lists.prefill.begin(), lists.prefill.end(), request->prefill);
-  std::copy(lists.merges.begin(), lists.merges.end(), request->merges);
   request->num_decode = static_cast<int32_t>(lists.decode.size());
   request->num_prefill = static_cast<int32_t>(lists.prefill.size());
-  request->num_merges = static_cast<int32_t>(lists.merges.size());
   request->num_partials = lists.num_partials;
   return kOk;
 }

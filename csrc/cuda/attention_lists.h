@@ -36,7 +36,6 @@ inline int32_t split_tokens_for(int64_t total_keys, int32_t num_slots, int32_t n
 struct AttentionLists {
   std::vector<LmiAttentionWork> decode;
   std::vector<LmiAttentionWork> prefill;
-  std::vector<LmiAttentionMerge> merges;
   int32_t num_partials = 0;
 };
 
@@ -46,14 +45,14 @@ inline void list_decode(int32_t seq, int32_t begin, int32_t end, int32_t split_t
                         AttentionLists& lists) {
   const int32_t first_split = begin / split_tokens;
   const int32_t num_splits = ceil_div(end, split_tokens) - first_split;
-  if (num_splits > 1) {
-    lists.merges.push_back({seq, lists.num_partials, num_splits});
-  }
-  for (int32_t split = first_split; split < first_split + num_splits; ++split) {
+  const int32_t num_partials = num_splits > 1 ? num_splits : 0;
+  for (int32_t i = 0; i < num_splits; ++i) {
+    const int32_t split = first_split + i;
     lists.decode.push_back({seq, greater_of(begin, split * split_tokens),
-                            lower_of(end, (split + 1) * split_tokens),
-                            num_splits > 1 ? lists.num_partials++ : -1});
+                            lower_of(end, (split + 1) * split_tokens), lists.num_partials + i,
+                            lists.num_partials, num_partials});
   }
+  lists.num_partials += num_partials;
 }
 
 inline AttentionLists list_attention(const LmiAttentionLists& request) {
@@ -79,7 +78,7 @@ inline AttentionLists list_attention(const LmiAttentionLists& request) {
       continue;
     }
     for (int32_t first = 0; first < num_rows; first += tile_tokens) {
-      lists.prefill.push_back({seq, first, lower_of(first + tile_tokens, num_rows), -1});
+      lists.prefill.push_back({seq, first, lower_of(first + tile_tokens, num_rows), 0, 0, 0});
     }
   }
   // The longest first: what starts last should not take long.

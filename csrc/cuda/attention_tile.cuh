@@ -154,10 +154,7 @@ inline int32_t check_attention(const char* name, const LmiAttention& args) {
     return fail(std::string(name) + ": heads of " + std::to_string(args.head_dim) +
                 "; multiples of 8 up to " + std::to_string(kMaxHeadDim) + " can be had");
   }
-  if (args.dtype != LMI_BF16 && args.dtype != LMI_F16) {
-    return fail(std::string(name) + ": element type " + std::to_string(args.dtype) +
-                "; 1 (bf16) and 2 (fp16) can be had");
-  }
+  if (const int32_t status = check_bf16(name, args.dtype)) return status;
   const bool is_code =
       args.kv_dtype == LMI_I8 || args.kv_dtype == LMI_E4M3 || args.kv_dtype == LMI_E5M2;
   if (args.kv_dtype != args.dtype && !is_code) {
@@ -178,16 +175,12 @@ inline int32_t check_attention(const char* name, const LmiAttention& args) {
   return kOk;
 }
 
-// Calls action(T{}, number) with the element type and the head size, rounded up to one that the
-// kernels are compiled for.
+// Calls action(number) with the head size, rounded up to one that the kernels are compiled for.
 template <typename Action>
-int32_t with_attention_shape(const LmiAttention& args, const Action& action) {
-  const auto with_dim = [&](auto element) {
-    if (args.head_dim <= 64) return action(element, std::integral_constant<int, 64>{});
-    if (args.head_dim <= 128) return action(element, std::integral_constant<int, 128>{});
-    return action(element, std::integral_constant<int, 256>{});
-  };
-  return args.dtype == LMI_BF16 ? with_dim(bf16{}) : with_dim(f16{});
+int32_t with_head_dim(const LmiAttention& args, const Action& action) {
+  if (args.head_dim <= 64) return action(std::integral_constant<int, 64>{});
+  if (args.head_dim <= 128) return action(std::integral_constant<int, 128>{});
+  return action(std::integral_constant<int, 256>{});
 }
 
 // Calls action(Store{}) with what the cache holds, checked before: T or a code.

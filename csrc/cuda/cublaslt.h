@@ -20,7 +20,6 @@ using Layout = void*;
 using Preference = void*;
 
 constexpr int kFloat32 = 0;  // cudaDataType_t
-constexpr int kFloat16 = 2;
 constexpr int kBFloat16 = 14;
 constexpr int kCompute32F = 68;     // cublasComputeType_t
 constexpr int32_t kTransposed = 1;  // cublasOperation_t
@@ -45,7 +44,7 @@ struct Heuristic {
 };
 
 #if defined(LMI_HAS_CUBLASLT_HEADER)
-static_assert(kFloat32 == CUDA_R_32F && kFloat16 == CUDA_R_16F && kBFloat16 == CUDA_R_16BF);
+static_assert(kFloat32 == CUDA_R_32F && kBFloat16 == CUDA_R_16BF);
 static_assert(kCompute32F == CUBLAS_COMPUTE_32F && kTransposed == CUBLAS_OP_T);
 static_assert(kTransposeA == CUBLASLT_MATMUL_DESC_TRANSA);
 static_assert(kEpilogue == CUBLASLT_MATMUL_DESC_EPILOGUE);

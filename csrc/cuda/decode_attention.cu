@@ -2,8 +2,8 @@
 //
 // A block takes a piece of a sequence's keys for one KV head and up to 16 of its query heads, which
 // are the rows of the products. Its four warps work apart, each on every fourth 16 keys with copies
-// of its own in flight, and put their results together at the end. Pieces of one sequence meet in
-// the merge kernel, in order of position.
+// of its own in flight, and put their results together at the end. Of the pieces of one sequence
+// the last block to end puts all together, in order of position: who that is makes no difference.
 #include "cuda/decode_tile.cuh"
 #include "cuda/tile_copies.cuh"
 
@@ -11,6 +11,9 @@ namespace lmi::cuda {
 namespace {
 
 constexpr int kWarps = 4;
+// Partial results whose loads are under way at a time; narrow heads leave registers to more blocks.
+template <int kDim>
+constexpr int kMergeParts = kDim > kNarrowHeadDim ? 8 : 4;
 static_assert(kWarps * kWarpKeys == kSplitUnit);
 
 template <typename T, typename Store, int kDim>
@@ -154,16 +157,84 @@ class DecodeWarp {
   float factors_[2];  // of maxima, for scores
 };
 
+// Whether this block is the last of `count` that come here, which sees what the others wrote.
+__device__ bool is_last_block(int32_t* arrivals, int count) {
+  __shared__ bool is_last;
+  publish_writes();
+  block_barrier();
+  if (threadIdx.x == 0) {
+    is_last = arrive(arrivals) == count - 1;
+    if (is_last) (void)atomic_add(arrivals, -count);  // for the next kernel
+  }
+  block_barrier();
+  if (is_last) see_writes(arrivals);
+  return is_last;
+}
+
+// Of a sequence's partial results for so many heads, in their order.
+template <typename T, int kDim>
+__device__ void merge_partials(const LmiAttention& args, const LmiAttentionWork& work,
+                               int first_head, int num_heads) {
+  constexpr int kQuad = 4;
+  constexpr int kParts = kMergeParts<kDim>;
+  const int quads = args.head_dim / kQuad;
+  const int64_t first = int64_t{work.first_partial} * args.num_q_heads + first_head;
+  const int64_t token = args.first_rows[work.seq];
+  for (int index = static_cast<int>(threadIdx.x); index < num_heads * quads;
+       index += static_cast<int>(blockDim.x)) {
+    const int head = index / quads;
+    const int dim = index % quads * kQuad;
+    float maximum = -INFINITY;
+    float mass = 0.0f;
+    float result[kQuad] = {};
+    for (int part = 0; part < work.num_partials; part += kParts) {
+      float log_masses[kParts];
+      Float4 values[kParts];
+#pragma unroll
+      for (int i = 0; i < kParts; ++i) {
+        const bool is_there = part + i < work.num_partials;
+        const int64_t at = first + int64_t{part + i} * args.num_q_heads + head;
+        log_masses[i] = is_there ? load_fresh(args.log_masses + at) : -INFINITY;
+        values[i] = {};
+        if (is_there) {
+          values[i] =
+              load_fresh(reinterpret_cast<const Float4*>(args.partials + at * args.head_dim + dim));
+        }
+      }
+      float highest = maximum;
+#pragma unroll
+      for (const float log_mass : log_masses) highest = max_of(highest, log_mass);
+      const float fading = exp2_of(maximum - origin_of(highest));
+      mass *= fading;
+#pragma unroll
+      for (float& number : result) number *= fading;
+#pragma unroll
+      for (int i = 0; i < kParts; ++i) {
+        const float weight = exp2_of(log_masses[i] - origin_of(highest));
+        mass += weight;
+#pragma unroll
+        for (int k = 0; k < kQuad; ++k) result[k] += weight * values[i].at[k];
+      }
+      maximum = highest;
+    }
+#pragma unroll
+    for (float& number : result) number /= mass;
+    store_as(static_cast<T*>(args.y) +
+                 (token * args.num_q_heads + first_head + head) * args.head_dim + dim,
+             result);
+  }
+}
+
 template <typename T, typename Store, int kDim>
 __global__ void __launch_bounds__(kWarps* kWarpSize)
     decode_attention_kernel(const LmiAttention args) {
   wait_for_earlier_kernels();
-  const LmiAttentionWork work = args.work[blockIdx.x];
+  const LmiAttentionWork work = args.work[blockIdx.y];
   if (work.begin == work.end) return;
   const int group = args.num_q_heads / args.num_kv_heads;
   const int num_parts = ceil_div(group, kRows);
-  const int kv_head = static_cast<int>(blockIdx.y) / num_parts;
-  const int first_in_group = static_cast<int>(blockIdx.y) % num_parts * kRows;
+  const int kv_head = static_cast<int>(blockIdx.x) / num_parts;
+  const int first_in_group = static_cast<int>(blockIdx.x) % num_parts * kRows;
   const int num_heads = lower_of(group - first_in_group, kRows);
   const int first_head = kv_head * group + first_in_group;
 
@@ -194,7 +265,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize)
     }
     result *= args.value_scale / mass;
     const int head = first_head + row;
-    if (work.partial < 0) {
+    if (work.num_partials == 0) {
       const int64_t token = args.first_rows[work.seq];
       static_cast<T*>(args.y)[(token * args.num_q_heads + head) * args.head_dim + dim] =
           from_float<T>(result);
@@ -204,35 +275,10 @@ __global__ void __launch_bounds__(kWarps* kWarpSize)
       if (dim == 0) args.log_masses[at] = maximum + log2_of(mass);
     }
   }
-}
-
-template <typename T>
-__global__ void merge_attention_kernel(const LmiAttention args) {
-  wait_for_earlier_kernels();
-  const LmiAttentionMerge merge = args.merges[blockIdx.x];
-  if (merge.num_partials == 0) return;
-  const int64_t head = blockIdx.y;
-  const float* log_masses =
-      args.log_masses + static_cast<int64_t>(merge.first_partial) * args.num_q_heads + head;
-  float maximum = -INFINITY;
-  for (int part = 0; part < merge.num_partials; ++part) {
-    maximum = max_of(maximum, log_masses[static_cast<int64_t>(part) * args.num_q_heads]);
-  }
-  const int64_t token = args.first_rows[merge.seq];
-  for (int dim = static_cast<int>(threadIdx.x); dim < args.head_dim;
-       dim += static_cast<int>(blockDim.x)) {
-    float mass = 0.0f;
-    float result = 0.0f;
-    for (int part = 0; part < merge.num_partials; ++part) {
-      const int64_t at = static_cast<int64_t>(part) * args.num_q_heads;
-      const float weight = exp2_of(log_masses[at] - maximum);
-      const int64_t row = (merge.first_partial * int64_t{args.num_q_heads}) + at + head;
-      mass += weight;
-      result += weight * args.partials[row * args.head_dim + dim];
-    }
-    static_cast<T*>(args.y)[(token * args.num_q_heads + head) * args.head_dim + dim] =
-        from_float<T>(result / mass);
-  }
+  if (work.num_partials == 0) return;
+  int32_t* arrivals = args.arrivals + int64_t{work.first_partial} * args.num_q_heads + blockIdx.x;
+  if (!is_last_block(arrivals, work.num_partials)) return;
+  merge_partials<T, kDim>(args, work, first_head, num_heads);
 }
 
 }  // namespace
@@ -245,17 +291,14 @@ int32_t lmi_cuda_decode_attention(const LmiAttention* args, void* stream) {
     return status;
   }
   const int group = args->num_q_heads / args->num_kv_heads;
-  const Grid grid = {args->num_work, args->num_kv_heads * ceil_div(group, kRows)};
-  return with_attention_shape(*args, [&](auto element, auto dim) {
-    using T = decltype(element);
+  const Grid grid = {args->num_kv_heads * ceil_div(group, kRows), args->num_work};
+  return with_head_dim(*args, [&](auto dim) {
+    using T = bf16;
     constexpr int kDim = decltype(dim)::value;
-    const int32_t status = with_store<T>(args->kv_dtype, [&](auto store) {
+    return with_store<T>(args->kv_dtype, [&](auto store) {
       using Store = decltype(store);
       return launch("decode_attention", decode_attention_kernel<T, Store, kDim>, grid,
                     kWarps * kWarpSize, Memory<T, Store, kDim>::kSharedBytes, stream, *args);
     });
-    if (status != kOk) return status;
-    return launch("merge_attention", merge_attention_kernel<T>,
-                  {args->num_merges, args->num_q_heads}, 128, 0, stream, *args);
   });
 }

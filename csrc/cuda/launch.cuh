@@ -55,6 +55,12 @@ inline int32_t check_grid(const char* name, const Grid& grid) {
 
 namespace lmi::cuda {
 
+inline int32_t check_bf16(const char* name, int32_t dtype) {
+  if (dtype == LMI_BF16) return kOk;
+  return fail(std::string(name) + ": element type " + std::to_string(dtype) +
+              "; 1 (bf16) can be had");
+}
+
 // Calls action(T{}) with the element type of that number.
 template <typename Action>
 int32_t with_dtype(const char* name, int32_t dtype, const Action& action) {
@@ -63,11 +69,9 @@ int32_t with_dtype(const char* name, int32_t dtype, const Action& action) {
       return action(float{});
     case LMI_BF16:
       return action(bf16{});
-    case LMI_F16:
-      return action(f16{});
     default:
       return fail(std::string(name) + ": element type " + std::to_string(dtype) +
-                  "; known are 0 (fp32), 1 (bf16), 2 (fp16)");
+                  "; known are 0 (fp32), 1 (bf16)");
   }
 }
 

@@ -5,7 +5,8 @@
 
 namespace lmi::cuda {
 
-// Asks cuBLASLt, which must be open, for the algorithm of such a product.
+// Asks cuBLASLt, which must be open, for algorithms of such a product, and tries which is fastest
+// on the operands, whose content is of no account; the result is written.
 int32_t prepare_linear_dense(const LmiLinearDense& args);
 
 }  // namespace lmi::cuda

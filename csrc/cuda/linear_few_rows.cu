@@ -116,12 +116,7 @@ int32_t lmi_cuda_linear_few_rows(const LmiLinear* args, void* stream) {
     return fail("linear_few_rows: x and weight must start on 16 bytes");
   }
   const Grid grid = {ceil_div(args->num_outputs, kOutputs)};
-  const auto run = [&](auto element) {
-    return launch("linear_few_rows", linear_few_rows_kernel<decltype(element)>, grid,
-                  kWarps * kWarpSize, kSharedBytes, stream, *args);
-  };
-  if (args->dtype == LMI_BF16) return run(bf16{});
-  if (args->dtype == LMI_F16) return run(f16{});
-  return fail("linear_few_rows: element type " + std::to_string(args->dtype) +
-              "; 1 (bf16) and 2 (fp16) can be had");
+  if (const int32_t status = check_bf16("linear_few_rows", args->dtype)) return status;
+  return launch("linear_few_rows", linear_few_rows_kernel<bf16>, grid, kWarps * kWarpSize,
+                kSharedBytes, stream, *args);
 }

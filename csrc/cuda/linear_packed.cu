@@ -180,22 +180,16 @@ int32_t lmi_cuda_linear_packed(const LmiLinearPacked* args, void* stream) {
   if (!is_aligned(args->x) || !is_aligned(args->panels)) {
     return fail("linear_packed: x and the panels must start on 16 bytes");
   }
-  if (args->dtype != LMI_BF16 && args->dtype != LMI_F16) {
-    return fail("linear_packed: element type " + std::to_string(args->dtype) +
-                "; 1 (bf16) and 2 (fp16) can be had");
-  }
+  if (const int32_t status = check_bf16("linear_packed", args->dtype)) return status;
   if (is_unpacked(*args)) return launch_linear_unpacked(*args, stream);
   if (args->num_rows > kMaxFewPackedRows) return launch_packed_tiles(*args, stream);
-  const auto run = [&](auto element, auto row_tiles) {
+  const auto run = [&](auto row_tiles) {
     constexpr int kRowTiles = decltype(row_tiles)::value;
     const int panels = num_panels(args->num_outputs, args->is_gated != 0);
     const Grid grid = {args->num_rows == 0 ? 0 : ceil_div(panels, kWarpPanels)};
-    return launch("linear_packed", linear_packed_kernel<decltype(element), kRowTiles>, grid,
-                  kThreads, kSharedBytes<kRowTiles>, stream, *args);
+    return launch("linear_packed", linear_packed_kernel<bf16, kRowTiles>, grid, kThreads,
+                  kSharedBytes<kRowTiles>, stream, *args);
   };
-  const auto with_rows = [&](auto element) {
-    if (args->num_rows <= 8) return run(element, std::integral_constant<int, 1>{});
-    return run(element, std::integral_constant<int, kMaxFewPackedRows / 8>{});
-  };
-  return args->dtype == LMI_BF16 ? with_rows(bf16{}) : with_rows(f16{});
+  if (args->num_rows <= 8) return run(std::integral_constant<int, 1>{});
+  return run(std::integral_constant<int, kMaxFewPackedRows / 8>{});
 }

@@ -311,12 +311,8 @@ int32_t launch_tiles(const LmiLinearPacked& args, void* stream) {
 }  // namespace
 
 int32_t launch_packed_tiles(const LmiLinearPacked& args, void* stream) {
-  const auto run = [&](auto element) {
-    using T = decltype(element);
-    return args.num_rows <= kWarpRows ? launch_tiles<T, 1>(args, stream)
-                                      : launch_tiles<T, kMaxRowWarps>(args, stream);
-  };
-  return args.dtype == LMI_BF16 ? run(bf16{}) : run(f16{});
+  return args.num_rows <= kWarpRows ? launch_tiles<bf16, 1>(args, stream)
+                                    : launch_tiles<bf16, kMaxRowWarps>(args, stream);
 }
 
 }  // namespace lmi::cuda

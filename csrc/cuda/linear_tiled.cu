@@ -112,15 +112,10 @@ int32_t lmi_cuda_linear_tiled(const LmiLinearDense* args, void* stream) {
   const bool is_wide =
       args->num_inputs % kPieceInputs == 0 && is_aligned(args->x) && is_aligned(args->weight);
   const Grid grid = {ceil_div(args->num_outputs, kTile), ceil_div(args->num_rows, kTile)};
-  const auto run = [&](auto element) {
-    return with_bool(is_wide, [&](auto is_wide_type) {
-      constexpr bool kIsWide = decltype(is_wide_type)::value;
-      return launch("linear_tiled", linear_tiled_kernel<decltype(element), kIsWide>, grid, kThreads,
-                    kSharedBytes, stream, *args);
-    });
-  };
-  if (args->dtype == LMI_BF16) return run(bf16{});
-  if (args->dtype == LMI_F16) return run(f16{});
-  return fail("linear_tiled: element type " + std::to_string(args->dtype) +
-              "; 1 (bf16) and 2 (fp16) can be had");
+  if (const int32_t status = check_bf16("linear_tiled", args->dtype)) return status;
+  return with_bool(is_wide, [&](auto is_wide_type) {
+    constexpr bool kIsWide = decltype(is_wide_type)::value;
+    return launch("linear_tiled", linear_tiled_kernel<bf16, kIsWide>, grid, kThreads, kSharedBytes,
+                  stream, *args);
+  });
 }

@@ -57,7 +57,6 @@ __device__ inline float weight_of(uint32_t codes, int at, float raised_zero) {
   return float_of_bits(permute_bytes(codes, kCountingBits, selector)) - raised_zero;
 }
 
-template <typename T>
 __global__ void __launch_bounds__(kThreads) unpack_kernel(const Slice args) {
   wait_for_earlier_kernels();
   const int place = args.first_place + static_cast<int>(blockIdx.x);
@@ -84,12 +83,12 @@ __global__ void __launch_bounds__(kThreads) unpack_kernel(const Slice args) {
     scales[i] = header[0];
     zeros[i] = header[kPanelZerosOffset / static_cast<int>(sizeof(*header))];
   }
-  T* target = static_cast<T*>(args.weight);
+  auto* target = static_cast<bf16*>(args.weight);
 #pragma unroll
   for (int lane = 0; lane < kQuads; ++lane) {
     const int output = panel_output(panel, quad * kQuads + lane, args.num_outputs, is_gated);
     if (output < args.first_output || output >= args.end_output) continue;  // padding is -1
-    T* row = target + int64_t{output - args.first_output} * args.num_inputs;
+    bf16* row = target + int64_t{output - args.first_output} * args.num_inputs;
 #pragma unroll
     for (int i = 0; i < kUnroll; ++i) {
       const int step = first_step + i * (kBlockSteps / kUnroll);
@@ -107,12 +106,9 @@ __global__ void __launch_bounds__(kThreads) unpack_kernel(const Slice args) {
   }
 }
 
-int32_t unpack(const Slice& slice, int32_t dtype, void* stream) {
+int32_t unpack(const Slice& slice, void* stream) {
   const Grid grid = {slice.num_places, ceil_div(slice.num_inputs / kStepInputs, kBlockSteps)};
-  const auto run = [&](auto element) {
-    return launch("unpack", unpack_kernel<decltype(element)>, grid, kThreads, 0, stream, slice);
-  };
-  return dtype == LMI_BF16 ? run(bf16{}) : run(f16{});
+  return launch("unpack", unpack_kernel, grid, kThreads, 0, stream, slice);
 }
 
 Slice slice_of(const LmiLinearPacked& args, int first, int end) {
@@ -178,7 +174,7 @@ int32_t prepare_linear_unpacked(const LmiLinearPacked& args) {
 
 int32_t launch_linear_unpacked(const LmiLinearPacked& args, void* stream) {
   return for_slices(args, [&](int first, int end) {
-    const int32_t status = unpack(slice_of(args, first, end), args.dtype, stream);
+    const int32_t status = unpack(slice_of(args, first, end), stream);
     if (status != kOk) return status;
     const LmiLinearDense product = product_of(args, first, end);
     return lmi_cuda_linear_dense(&product, stream);

@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-#define LMI_CUDA_VERSION 11 /* changes with any signature or struct here or in step_list.h */
+#define LMI_CUDA_VERSION 12 /* changes with any signature or struct here or in step_list.h */
 
 #if defined(__GNUC__)
 #define LMI_CUDA_API __attribute__((visibility("default")))
@@ -21,8 +21,8 @@ extern "C" {
 #define LMI_CUDA_API
 #endif
 
-/* Element types; the numbers of lmi::DType, which has no e5m2. */
-enum { LMI_F32 = 0, LMI_BF16 = 1, LMI_F16 = 2, LMI_I8 = 3, LMI_E4M3 = 6, LMI_E5M2 = 7 };
+/* Element types: the numbers of lmi::DType, which has no e5m2 but fp16 (2). */
+enum { LMI_F32 = 0, LMI_BF16 = 1, LMI_I8 = 3, LMI_E4M3 = 6, LMI_E5M2 = 7 };
 enum { LMI_SILU = 0, LMI_GELU_TANH = 1 };
 
 LMI_CUDA_API int32_t lmi_cuda_version(void);
@@ -146,21 +146,18 @@ typedef struct {
 } LmiCopyBlocks;
 LMI_CUDA_API int32_t lmi_cuda_copy_blocks(const LmiCopyBlocks* args, void* stream);
 
-/* Decoding: keys begin .. end of the sequence; the result is partial number `partial`, or final if
- * -1; an entry without keys is no work, as is a merge without partials. Prefilling: rows begin ..
- * end of the sequence, counted from its first of the step. */
+/* Decoding: keys begin .. end of the sequence; the result is final, or, unless num_partials is 0,
+ * partial number `partial` of those from first_partial on, which are put together in this order; an
+ * entry without keys is no work. Prefilling: rows begin .. end of the sequence, counted from its
+ * first of the step. */
 typedef struct {
   int32_t seq;
   int32_t begin;
   int32_t end;
   int32_t partial;
-} LmiAttentionWork;
-
-typedef struct {
-  int32_t seq;
   int32_t first_partial;
   int32_t num_partials;
-} LmiAttentionMerge;
+} LmiAttentionWork;
 
 /* On the host, and all its pointers too: the work of a step's attention. Sequences of one row are
  * decoded, those of more prefilled. */
@@ -177,16 +174,14 @@ typedef struct {
   int32_t capacity;     /* of each of the lists */
   LmiAttentionWork* decode;
   LmiAttentionWork* prefill;
-  LmiAttentionMerge* merges;
   int32_t num_decode; /* from here on results */
   int32_t num_prefill;
-  int32_t num_merges;
   int32_t num_partials;
 } LmiAttentionLists;
 LMI_CUDA_API int32_t lmi_cuda_list_attention(LmiAttentionLists* lists, void* stream);
 
 /* Causal attention over one layer of the paged cache, y = softmax(scale q k^T) v with grouped
- * queries: q, y [tokens, num_q_heads, head_dim] in dtype, bf16 or fp16, keys, values [slots,
+ * queries: q, y [tokens, num_q_heads, head_dim] in dtype, bf16, keys, values [slots,
  * num_kv_heads, head_dim] in kv_dtype, which is dtype or one of 8 bits; all on 16 bytes; scale
  * above 0. soft_cap, unless 0: scores become soft_cap tanh(score / soft_cap). int8: keys and values
  * are multiples of key_scales and value_scales [slots, num_kv_heads]. Results are multiples of
@@ -201,11 +196,10 @@ typedef struct {
   const int32_t* kv_lengths;   /* [num_seqs] */
   const int32_t* block_tables; /* [num_seqs, table_stride] */
   const LmiAttentionWork* work;
-  const LmiAttentionMerge* merges; /* decoding only */
-  float* partials;                 /* decoding only: [num_partials, num_q_heads, head_dim] */
-  float* log_masses;               /* decoding only: [num_partials, num_q_heads] */
+  float* partials;   /* decoding only: [num_partials, num_q_heads, head_dim] */
+  float* log_masses; /* decoding only: [num_partials, num_q_heads] */
+  int32_t* arrivals; /* as many; zeros, which they are again afterwards */
   int32_t num_work;
-  int32_t num_merges;
   int32_t table_stride;
   int32_t block_size;
   int32_t num_q_heads;
@@ -277,7 +271,7 @@ typedef struct {
 LMI_CUDA_API int32_t lmi_cuda_sample(const LmiSample* args, void* stream);
 
 /* y = x weight^T + bias for few rows: x [num_rows, num_inputs], weight [num_outputs, num_inputs] in
- * dtype, bf16 or fp16, both on 16 bytes; bias (NULL: none), y fp32. A row's result depends on that
+ * dtype, bf16, both on 16 bytes; bias (NULL: none), y fp32. A row's result depends on that
  * row alone. */
 typedef struct {
   const void* x;

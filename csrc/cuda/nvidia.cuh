@@ -176,6 +176,20 @@ __device__ inline T atomic_add(T* target, T value) {
   return atomicAdd(target, value);
 }
 
+// A block's threads call the first before a barrier, one of them the second after it: what they
+// wrote is there for those who come to the same counter later, and call the third. The value
+// before.
+__device__ inline void publish_writes() { __threadfence(); }
+__device__ inline int32_t arrive(int32_t* counter) { return atomicAdd(counter, 1); }
+__device__ inline void see_writes(const int32_t*) { __threadfence(); }
+
+// Past the multiprocessor's own cache, which may have what was there before.
+__device__ inline float load_fresh(const float* source) { return __ldcg(source); }
+__device__ inline Vector<float, 4> load_fresh(const Vector<float, 4>* source) {
+  const float4 four = __ldcg(reinterpret_cast<const float4*>(source));
+  return {{four.x, four.y, four.z, four.w}};
+}
+
 // The block's dynamic shared memory.
 __device__ inline uint8_t* shared_memory() {
   extern __shared__ __align__(128) uint8_t lmi_cuda_shared[];

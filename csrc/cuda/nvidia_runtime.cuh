@@ -69,6 +69,12 @@ inline int32_t download(void* target, const void* source, int64_t num_bytes, voi
                                cudaMemcpyDeviceToHost, static_cast<cudaStream_t>(stream)));
 }
 
+// Zeros.
+inline int32_t clear(void* memory, int64_t num_bytes, void* stream) {
+  return check("clearing memory", cudaMemsetAsync(memory, 0, static_cast<size_t>(num_bytes),
+                                                  static_cast<cudaStream_t>(stream)));
+}
+
 // Until end_capture, what this thread puts onto the stream is recorded and not run; other threads
 // may wait for events meanwhile.
 inline int32_t begin_capture(void* stream) {
@@ -90,6 +96,27 @@ inline int32_t launch_graph(void* graph, void* stream) {
 }
 inline void destroy_graph(void* graph) {
   (void)cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(graph));
+}
+
+// How long the device takes for what a call puts onto the default stream.
+template <typename Call>
+int32_t measure(const Call& call, float* milliseconds) {
+  cudaEvent_t begin = nullptr;
+  cudaEvent_t end = nullptr;
+  cudaError_t error = cudaEventCreate(&begin);
+  if (error == cudaSuccess) error = cudaEventCreate(&end);
+  if (error == cudaSuccess) error = cudaEventRecord(begin, nullptr);
+  int32_t status = check("an event", error);
+  if (status == kOk) status = call();
+  if (status == kOk) {
+    error = cudaEventRecord(end, nullptr);
+    if (error == cudaSuccess) error = cudaEventSynchronize(end);
+    if (error == cudaSuccess) error = cudaEventElapsedTime(milliseconds, begin, end);
+    status = check("a measured call", error);
+  }
+  if (begin != nullptr) (void)cudaEventDestroy(begin);
+  if (end != nullptr) (void)cudaEventDestroy(end);
+  return status;
 }
 
 // A call of another library, which puts work onto the stream.

@@ -322,8 +322,8 @@ int32_t lmi_cuda_prefill_attention(const LmiAttention* args, void* stream) {
   if (const int32_t status = check_attention("prefill_attention", *args); status != kOk) {
     return status;
   }
-  return with_attention_shape(*args, [&](auto element, auto dim) {
-    using T = decltype(element);
+  return with_head_dim(*args, [&](auto dim) {
+    using T = bf16;
     constexpr int kDim = decltype(dim)::value;
     return with_store<T>(args->kv_dtype, [&](auto store) {
       using Store = decltype(store);

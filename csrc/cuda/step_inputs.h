@@ -30,7 +30,6 @@ struct StepCounts {
   struct Work {
     int32_t num_decode = 0;
     int32_t num_prefill = 0;
-    int32_t num_merges = 0;
   };
 
   int32_t num_tokens = 0;
@@ -45,7 +44,6 @@ struct StepInputs {
   struct Work {
     LmiAttentionWork* decode = nullptr;
     LmiAttentionWork* prefill = nullptr;
-    LmiAttentionMerge* merges = nullptr;
   };
 
   int32_t* token_ids = nullptr;
@@ -89,7 +87,6 @@ struct StepInputs {
       Work& lists = work.emplace_back();
       take(lists.decode, lengths.num_decode);
       take(lists.prefill, lengths.num_prefill);
-      take(lists.merges, lengths.num_merges);
     }
   }
 };

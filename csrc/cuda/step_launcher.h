@@ -58,7 +58,7 @@ class StepLauncher {
   int32_t record(StepShape shape, void** graph);
   int32_t launch(const LmiStep& step, Slot& slot);
   StepContext context_of(const StepCounts& counts, const StepInputs& inputs) const {
-    return {counts, inputs, packer_.sizes().block_size, partials_, log_masses_};
+    return {counts, inputs, packer_.sizes().block_size, partials_, log_masses_, arrivals_};
   }
   int32_t finish(const LmiStep& step, const StepInputs& inputs, Slot& slot);
 
@@ -76,6 +76,7 @@ class StepLauncher {
   uint8_t* results_ = nullptr;
   float* partials_ = nullptr;
   float* log_masses_ = nullptr;
+  int32_t* arrivals_ = nullptr;
   bool has_results_ = false;  // whether the last step's are there
   std::atomic<int64_t> num_replayed_{0};
 };

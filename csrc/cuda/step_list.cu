@@ -82,7 +82,7 @@ int64_t StepLauncher::num_bytes() const {
   const LmiStepSizes& sizes = packer_.sizes();
   return align(StepInputs(packer_.most(), nullptr).num_bytes) +
          align(Results::num_bytes(sizes.max_logit_rows, sizes.max_top)) +
-         align(4 * packer_.num_partial_values()) + align(4 * packer_.num_log_masses());
+         align(4 * packer_.num_partial_values()) + 2 * align(4 * packer_.num_log_masses());
 }
 
 int32_t StepLauncher::start(void* memory) {
@@ -96,7 +96,10 @@ int32_t StepLauncher::start(void* memory) {
   results_ = inputs_ + align(input_bytes_);
   partials_ = reinterpret_cast<float*>(results_ + align(result_bytes));
   log_masses_ = partials_ + align(4 * packer_.num_partial_values()) / 4;
+  const int64_t arrival_bytes = align(4 * packer_.num_log_masses());
+  arrivals_ = reinterpret_cast<int32_t*>(log_masses_ + arrival_bytes / 4);
   if (const int32_t status = runtime::create_stream(&stream_)) return status;
+  if (const int32_t status = runtime::clear(arrivals_, arrival_bytes, stream_)) return status;
   for (Slot& slot : slots_) {
     if (const int32_t status = slot.inputs.allocate(input_bytes_)) return status;
     if (const int32_t status = slot.results.allocate(result_bytes)) return status;

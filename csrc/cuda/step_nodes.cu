@@ -108,10 +108,9 @@ Launch attention_node(const LmiAttention& given, size_t shape_id) {
       LmiAttention decode = args;
       decode.work = lists.decode;
       decode.num_work = lengths.num_decode;
-      decode.merges = lists.merges;
-      decode.num_merges = lengths.num_merges;
       decode.partials = step.partials;
       decode.log_masses = step.log_masses;
+      decode.arrivals = step.arrivals;
       if (const int32_t status = lmi_cuda_decode_attention(&decode, stream)) return status;
     }
     if (lengths.num_prefill == 0) return kOk;

@@ -15,6 +15,7 @@ struct StepContext {
   int32_t block_size;
   float* partials;
   float* log_masses;
+  int32_t* arrivals;
 
   int32_t num_rows(int32_t symbol) const {
     return symbol == LMI_TOKEN_ROWS ? counts.num_tokens : counts.num_logit_rows;

@@ -20,8 +20,8 @@ StepCounts StepPacker::most() const {
   counts.table_columns = sizes_.max_blocks_per_seq;
   const int64_t num_keys = int64_t{sizes_.max_blocks_per_seq} * sizes_.block_size;
   for (const AttentionShape& shape : shapes_) {
-    counts.work.push_back({most_decode_work(shape, sizes_, sizes_.max_seqs, num_keys),
-                           sizes_.max_tokens, sizes_.max_seqs});
+    counts.work.push_back(
+        {most_decode_work(shape, sizes_, sizes_.max_seqs, num_keys), sizes_.max_tokens});
   }
   return counts;
 }
@@ -32,7 +32,7 @@ StepCounts StepPacker::counts_of(StepShape shape) const {
   counts.num_tokens = counts.num_seqs = counts.num_logit_rows = num_rows;
   counts.table_columns = ceil_div(num_keys, sizes_.block_size);
   for (const AttentionShape& attention : shapes_) {
-    counts.work.push_back({most_decode_work(attention, sizes_, num_rows, num_keys), 0, num_rows});
+    counts.work.push_back({most_decode_work(attention, sizes_, num_rows, num_keys), 0});
   }
   return counts;
 }
@@ -98,9 +98,8 @@ SizedStep StepPacker::size(const LmiStep& step, const StepShape* shape) const {
                                     static_cast<int32_t>(sized.num_rows.size())));
     if (shape != nullptr) continue;
     const AttentionLists& lists = sized.lists.back();
-    sized.counts.work.push_back({static_cast<int32_t>(lists.decode.size()),
-                                 static_cast<int32_t>(lists.prefill.size()),
-                                 static_cast<int32_t>(lists.merges.size())});
+    sized.counts.work.push_back(
+        {static_cast<int32_t>(lists.decode.size()), static_cast<int32_t>(lists.prefill.size())});
   }
   return sized;
 }
@@ -112,8 +111,7 @@ bool StepPacker::fits(const SizedStep& sized) {
   for (size_t i = 0; i < sized.lists.size(); ++i) {
     const AttentionLists& lists = sized.lists[i];
     const StepCounts::Work& most = sized.counts.work[i];
-    if (!is_within(lists.decode, most.num_decode) || !is_within(lists.prefill, most.num_prefill) ||
-        !is_within(lists.merges, most.num_merges)) {
+    if (!is_within(lists.decode, most.num_decode) || !is_within(lists.prefill, most.num_prefill)) {
       return false;
     }
   }
@@ -152,7 +150,6 @@ void StepPacker::fill(const LmiStep& step, const SizedStep& sized, const StepInp
     const AttentionLists& lists = sized.lists[i];
     copy_work(lists.decode, counts.work[i].num_decode, host.work[i].decode);
     copy_work(lists.prefill, counts.work[i].num_prefill, host.work[i].prefill);
-    copy_work(lists.merges, counts.work[i].num_merges, host.work[i].merges);
   }
 }
 

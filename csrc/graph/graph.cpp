@@ -174,7 +174,9 @@ void Graph::bind(Node& node, const StepView& step) const {
         }
       },
       node);
-  if (auto* embed = std::get_if<EmbedNode>(&node)) {
+  if (auto* kept = std::get_if<KeepRowsNode>(&node)) {
+    bind_kept(*kept, step);
+  } else if (auto* embed = std::get_if<EmbedNode>(&node)) {
     embed->args.ids = step.*embed->ids;
   } else if (auto* gather = std::get_if<GatherNode>(&node)) {
     const bool is_by_expert = values_[gather->y].rows == RowSymbol::kExperts;

@@ -118,6 +118,13 @@ class Graph {
   ValueId gathered_linear(ValueId x, const std::vector<cpu::LinearArgs>& parts,
                           int64_t first_column);
   void meet(ValueId x);  // last, but for what rank 0 does with x
+  // Rows of a table by slot, of x's dtype and columns. keep_rows writes them: those of token rows
+  // in their slots, with those of blocks that the step copies; those of logit rows in the slots of
+  // the positions behind theirs, which are in no step before this one. The caller keeps the table.
+  ValueId kept_rows(cpu::EmbedArgs args);
+  void keep_rows(ValueId x, uint8_t* table);
+  // Columns of the result that x's are, ascending; the caller keeps them.
+  ValueId spread_columns(ValueId x, const int32_t* columns, int64_t num_columns);
   void sample(ValueId logits);
   void output(ValueId x);  // keeps x readable after the step
   void finish();
@@ -223,6 +230,18 @@ class Graph {
     cpu::GatherRowsArgs args;
     ValueId x, y;
   };
+  struct KeepRowsNode {
+    static constexpr const char* kName = "keep_rows";
+    static constexpr auto kKernel = &cpu::Kernels::scatter_rows;
+    cpu::ScatterRowsArgs args;
+    ValueId x;
+  };
+  struct SpreadColumnsNode {
+    static constexpr const char* kName = "spread_columns";
+    static constexpr auto kKernel = &cpu::Kernels::spread_columns;
+    cpu::SpreadColumnsArgs args;
+    ValueId x, y;
+  };
   struct SumNode {
     static constexpr const char* kName = "sum";
     static constexpr auto kKernel = &cpu::Kernels::sum;
@@ -255,12 +274,14 @@ class Graph {
     static constexpr auto kKernel = &cpu::Kernels::block_copy;
     cpu::BlockCopyArgs args;
   };
-  using Node = std::variant<EmbedNode, NormNode, QuantizeNode, LinearNode, RopeCacheNode,
-                            AttentionNode, GatherNode, SampleNode, BlockCopyNode, ActivationNode,
-                            LoraAddNode, RouteNode, GroupRowsNode, GroupedLinearNode,
-                            HeadLinearNode, SumNode, AllReduceNode, MeetNode>;
+  using Node =
+      std::variant<EmbedNode, NormNode, QuantizeNode, LinearNode, RopeCacheNode, AttentionNode,
+                   GatherNode, SampleNode, BlockCopyNode, ActivationNode, LoraAddNode, RouteNode,
+                   GroupRowsNode, GroupedLinearNode, HeadLinearNode, SumNode, AllReduceNode,
+                   MeetNode, KeepRowsNode, SpreadColumnsNode>;
 
   ValueId add_rows(ValueId x, cpu::EmbedArgs args, int32_t* StepView::* ids);
+  void bind_kept(KeepRowsNode& node, const StepView& step) const;
   ValueId add_value(std::string name, DType dtype, int64_t columns, RowSymbol rows);
   void add_node(Node node, std::initializer_list<ValueId> operands);
   void check_recording() const;
@@ -314,6 +335,7 @@ class Graph {
   AlignedMemory attention_workspace_;
   std::unique_ptr<uint64_t[]> argmax_candidates_;  // of logit rows
   std::unique_ptr<uint8_t[]> wants_argmax_;
+  std::unique_ptr<int32_t[]> next_slots_;  // of the positions behind logit rows
   int64_t attention_workspace_bytes_ = 0;
   std::vector<NodeTime> node_times_;
   int32_t measured_tokens_ = 0;

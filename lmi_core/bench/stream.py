@@ -30,8 +30,8 @@ class Api:
     path: str
     body: Callable[[str, int], dict[str, Any]]
     """Of a prompt and a number of new tokens, which are made whatever they are."""
-    marker: bytes
-    """Stands once in every frame that carries a token."""
+    marker: re.Pattern[bytes]
+    """Stands once in every frame that carries a token, of at most 16 bytes."""
     ready_path: str
     counts_usage: bool = False
     """The last frame says how many tokens there were: frames may carry several."""
@@ -64,11 +64,16 @@ def _chat_body(text: str, num_new: int) -> dict[str, Any]:
     return {**_OPENAI, "messages": messages, "max_tokens": num_new}
 
 
-LMI = Api("/invocations", _lmi_body, b'{"token"', "/ping")
-TGI = Api("/generate_stream", _tgi_body, b'"token":{', "/health")
-COMPLETIONS = Api("/v1/completions", _completions_body, b"data: {", "/health", counts_usage=True)
-CHAT = Api("/v1/chat/completions", _chat_body, b"data: {", "/health", counts_usage=True)
+LMI = Api("/invocations", _lmi_body, re.compile(rb'{"token"'), "/ping")
+TGI = Api("/generate_stream", _tgi_body, re.compile(rb'"token": ?{'), "/health")
+_CHOICE = re.compile(rb'"choices": ?\[{')
+"""Not of the last frame, which has the usage and no choice: it would be an interval of nothing."""
+COMPLETIONS = Api("/v1/completions", _completions_body, _CHOICE, "/health", counts_usage=True)
+CHAT = Api("/v1/chat/completions", _chat_body, _CHOICE, "/health", counts_usage=True)
 APIS = {"lmi": LMI, "tgi": TGI, "openai": COMPLETIONS, "chat": CHAT}
+
+
+_MAX_MARKER_BYTES = 16
 
 
 class RefusedError(LmiError):
@@ -180,8 +185,10 @@ class _TokenReader(asyncio.Protocol):
             if (wait := re.search(rb"(?i)\r\nretry-after: *(\d+)", self._head)) is not None:
                 self._retry_after_s = float(wait[1])
             self._head = None
-        num_new = (self._rest + data).count(self._api.marker)
-        self._rest = data[-len(self._api.marker) + 1 :]
+        unread, num_new, end = self._rest + data, 0, 0
+        for match in self._api.marker.finditer(unread):
+            num_new, end = num_new + 1, match.end()
+        self._rest = unread[end:][-_MAX_MARKER_BYTES:]
         self._tail = self._tail[-1000:] + data[-2000:]
         if num_new and self._status == 200:
             self._count(num_new)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from lmi_core.engine.policy import Queues
 from lmi_core.engine.sequence import Sequence
 
 _GENERATED = 2.0
@@ -72,16 +73,12 @@ class FairShares:
             return sequence.key[0], -1.0, 0, sequence.key
         return sequence.key[0], self._served[tenant], self._num_open[tenant], sequence.key
 
-    def first(self, waiting: list[Sequence]) -> Sequence:
-        """Of sequences in the order of their keys, at least one."""
+    def first(self, queues: Queues) -> Sequence:
+        """Of those that wait, at least one."""
         if not self.are_contested:
-            return waiting[0]
-        heads: dict[str, Sequence] = {}
-        for sequence in waiting:
-            if sequence.key[0] != waiting[0].key[0] or len(heads) == len(self._num_open):
-                break
-            heads.setdefault(sequence.request.request.tenant, sequence)
-        return min(heads.values(), key=self.order)
+            return queues.waiting[0]
+        priority = queues.waiting[0].key[0]
+        return min((s for s in queues.firsts() if s.key[0] == priority), key=self.order)
 
     def last(self, running: Iterable[Sequence]) -> Sequence | None:
         """Who gives way: of the least priority, the newest of the tenant that runs most."""

@@ -27,7 +27,7 @@ from lmi_core.runners.runner import (
     Runner,
     StatesRunner,
 )
-from lmi_core.structured.mask_threads import MaskThreads
+from lmi_core.structured.mask_threads import MaskThreads, MissingMask
 
 if TYPE_CHECKING:
     from lmi_core._native import Step
@@ -176,6 +176,7 @@ class StepLoop:
             return None
         step = self._next_step()
         done = asyncio.get_running_loop().create_future()
+        masks: list[MissingMask] = []
         try:
             masks = fill(plan, step)
             submitted_s = time.monotonic()
@@ -186,6 +187,7 @@ class StepLoop:
                 self._runner.submit(step)
             self._in_flight.append(done)
         except Exception as error:
+            _drop(masks)
             _log.exception("a step couldn't be submitted")
             self._fail(plan, str(error))
             return None
@@ -201,6 +203,7 @@ class StepLoop:
             return None
         step = self._next_step()
         done = asyncio.get_running_loop().create_future()
+        masks: list[MissingMask] = []
         try:
             logit_rows, masks = self._scheduler.fill_ahead(plan, step)
             submitted_s = time.monotonic()
@@ -208,6 +211,7 @@ class StepLoop:
             cast(AheadRunner, self._runner).submit_ahead(step, logit_rows)
             self._in_flight.append(done)
         except Exception:
+            _drop(masks)
             _log.exception("a step couldn't be submitted before the last one completed")
             self._scheduler.cancel_ahead(plan)
             return None
@@ -309,3 +313,9 @@ class StepLoop:
             request.stream.finish(EngineError(f"the engine's loop failed: {error}"))
             request.stream.notify()
         self._requests.clear()
+
+
+def _drop(masks: Iterable[MissingMask]) -> None:
+    """Of a step that wasn't submitted: a chain before it may have been, and waits for them."""
+    for mask in masks:
+        mask.settle(None, None)

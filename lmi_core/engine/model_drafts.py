@@ -8,14 +8,14 @@ the target samples at its position: with the same random number, filters, penalt
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from collections.abc import Sequence as Items
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from lmi_core.engine.commit import Output
+from lmi_core.engine.masked_rows import MaskedRows
 from lmi_core.engine.sequence import Sequence, SequenceState
 from lmi_core.engine.step_costs import StepCosts
-from lmi_core.runners.runner import DraftRunner, HeadRunner
-from lmi_core.weights.formats import FloatArray
+from lmi_core.runners.runner import DraftRunner
 
 if TYPE_CHECKING:
     from lmi_core._native import Step
@@ -30,8 +30,9 @@ _WEIGHT_OF_ALL = 1 / 64
 """Of the newest among all, once there were so many."""
 _LEAST_CHANCE = 0.1
 """Of a sequence's drafts, that they are worth a row."""
-_NUM_IDLE = 96
-"""Steps without a chain after which one is tried again, of one sequence: texts and load change."""
+_PATIENCE, _LEAST_PATIENCE, _MOST_PATIENCE = 64, 2, 1024
+"""Steps after which one sequence whose drafts don't pay is tried again: texts and load change. Half
+as many, and less, once drafts were right; twice as many each time that one was wrong."""
 _TRIAL_DEPTH = 2
 _NUM_BESIDE_OTHERS = 128
 """Rows of prompts that a chain computes beside sequences that decode."""
@@ -42,9 +43,11 @@ _NUM_SHORT = 4
 class DraftChain:
     """Draft steps that run one after the other, each on what the one before sampled."""
 
-    __slots__ = ("rows", "steps")
+    __slots__ = ("masked", "rows", "steps")
 
     def __init__(self) -> None:
+        self.masked: dict[Sequence, MaskedRows] = {}
+        """Of sequences with a grammar."""
         self.steps: list[Step] = []
         self.rows: dict[Sequence, list[int]] = {}
         """Of a sequence the logit row in each step that samples a draft of it."""
@@ -61,6 +64,16 @@ class DraftChain:
         for sequence, first in self._places(step):
             drafts = sequence.drafts
             drafts[:] = token_ids[first : first + len(drafts)].tolist()
+            if (masked := self.masked.get(sequence)) is not None:
+                drafts[masked.num_kept :] = [-1] * (len(drafts) - masked.num_kept)
+
+    def mask(self, runner: DraftRunner) -> None:
+        """Once all rows are there: let those of sequences with a grammar wait for masks."""
+        for sequence, rows in self.rows.items():
+            if sequence.matcher is not None:
+                steps = self.steps[: len(rows)]
+                fds = [runner.completion_fd(step) for step in steps]
+                self.masked[sequence] = MaskedRows(steps, rows, fds)
 
     def _places(self, step: Step) -> list[tuple[Sequence, int]]:
         """Of each sequence the first of its drafts' token rows."""
@@ -81,6 +94,7 @@ class ModelDrafts:
         self, runner: DraftRunner, target_costs: StepCosts, *, block_size: int, max_depth: int
     ) -> None:
         self._runner = runner
+        self._shift = runner.shift
         self._target_costs = target_costs
         self._costs = StepCosts()
         self._block_size = block_size
@@ -90,7 +104,11 @@ class ModelDrafts:
         self._chances: dict[Sequence, float] = {}
         self._contents: dict[int, bytes] = {}
         """Hashes of what whole blocks hold of the draft model's KV, where that is known."""
-        self._num_idle = 0
+        self._patience, self._num_idle = _PATIENCE, 0
+        self._num_trials: dict[Sequence, int] = {}
+        self._trial: Sequence | None = None
+        self._tried: Sequence | None = None
+        """What the next chain is to find out about, and what the last one is to."""
         self._has_failed = False
 
     def can_go_on(self, sequence: Sequence) -> bool:
@@ -98,13 +116,8 @@ class ModelDrafts:
         return True
 
     def takes(self, sequence: Sequence) -> bool:
-        """Whether a chain can draft for a sequence that decodes. What a grammar allows behind a
-        draft can't be said before the draft is known."""
-        return (
-            not self._has_failed
-            and sequence.matcher is None
-            and len(sequence.token_ids) < self._runner.max_model_len
-        )
+        """Whether a chain can draft for a sequence that decodes."""
+        return not self._has_failed and len(sequence.token_ids) < self._runner.max_model_len
 
     def chance(self, sequence: Sequence) -> float:
         """That a draft for the sequence is right, given those before it."""
@@ -126,18 +139,41 @@ class ModelDrafts:
         if len(chosen) > most:
             chosen = sorted(chosen, key=self.chance, reverse=True)[:most]
         depth = self._num_worthwhile(chosen, num_rows, num_tokens, most, ahead=ahead)
-        if not depth and sequences:
-            self._num_idle += 1
-            if not self.is_trying:
-                return []
-            least = min(sequences, key=lambda s: len(s.token_ids) - s.num_drafted)
-            chosen, depth = [least], min(_TRIAL_DEPTH, most)
+        depths = [(sequence, depth) for sequence in chosen if depth]
+        self._trial = self._due(sequences, frozenset(s for s, _ in depths))
+        num_left = most - depth * len(depths)
+        if self._trial is not None and num_left > 0:
+            depths.append((self._trial, min(_TRIAL_DEPTH, num_left)))
         room = self._runner.max_model_len
         limited = [
             (s, min(depth, s.max_len - len(s.token_ids) - 1, room - len(s.token_ids)))
-            for s in chosen
+            for s, depth in depths
         ]
         return [(sequence, count) for sequence, count in limited if count > 0]
+
+    def _due(self, sequences: Items[Sequence], drafting: frozenset[Sequence]) -> Sequence | None:
+        """Of those that don't draft the one whose turn it is to be tried, if it is time: one that
+        was tried least, and then the one that takes least."""
+        self._num_idle += 1
+        rest = [sequence for sequence in sequences if sequence not in drafting]
+        if not rest or self._num_idle < self._patience:
+            return None
+        return min(
+            rest, key=lambda s: (self._num_trials.get(s, 0), len(s.token_ids) - s.num_drafted)
+        )
+
+    def _note_begun(self, sequences: Iterable[Sequence]) -> None:
+        """A chain that drafts for these will be submitted."""
+        if any(sequence is self._trial for sequence in sequences):
+            self._tried, self._trial, self._num_idle = self._trial, None, 0
+
+    def _end_trial(self, sequence: Sequence, *, is_right: bool) -> None:
+        self._tried = None
+        self._num_trials[sequence] = self._num_trials.get(sequence, 0) + 1
+        if is_right:
+            self._patience = max(_LEAST_PATIENCE, min(_PATIENCE, self._patience) // 8)
+        else:
+            self._patience = min(_MOST_PATIENCE, 2 * self._patience)
 
     def _num_worthwhile(
         self, sequences: Items[Sequence], num_rows: int, num_tokens: int, most: int, *, ahead: bool
@@ -165,7 +201,7 @@ class ModelDrafts:
     @property
     def is_trying(self) -> bool:
         """Whether the next chain is for finding out."""
-        return self._num_idle >= _NUM_IDLE
+        return self._trial is not None
 
     def expected(self, sequence: Sequence, depth: int) -> float:
         """How many of so many drafts will be right."""
@@ -175,9 +211,9 @@ class ModelDrafts:
     def begin(self, depths: Items[tuple[Sequence, int]], *, beside_others: bool) -> DraftChain:
         """Fill a chain of so many drafts of each sequence. What the draft model hasn't computed of
         a text comes first; where that is too much for a step, this is all that is done."""
-        self._num_idle = 0
         chain, buffers = DraftChain(), self._runner.next_steps()
         ready = self._catch_up(depths, buffers[0], chain, beside_others=beside_others)
+        self._note_begun(ready)
         for i in range(1, max(ready.values(), default=0)):
             step = buffers[i]
             step.clear()
@@ -189,6 +225,7 @@ class ModelDrafts:
                 counts = sequence.needs_observe and fits
                 self._add_drafts(step, chain, sequence, i, i if counts else 1)
             chain.steps.append(step)
+        chain.mask(self._runner)
         return chain
 
     def _add_drafts(
@@ -196,12 +233,32 @@ class ModelDrafts:
     ) -> None:
         """Let a step compute the last ``count`` of a sequence's ``depth`` drafts so far."""
         rows, row, first = chain.rows[sequence], sequence.row, depth - count
-        start, token_row = len(sequence.token_ids) + first, step.num_tokens
+        start, token_row = self._num_rows_of(sequence) + first, step.num_tokens
         num_seen = count if sequence.needs_observe else 0
-        logit_row = step.add([0] * count, start, row, row, "last", num_drafts=num_seen)
+        logit_row = self._add_rows(step, [0] * count, start, row, "last", num_seen)
         for i in range(count):
             step.take_token(token_row + i, chain.steps[first + i], rows[first + i])
         rows.append(logit_row)
+
+    def _add_rows(
+        self,
+        step: Step,
+        token_ids: list[int],
+        start: int,
+        row: int,
+        logits: Literal["none", "last"],
+        num_drafts: int = 0,
+    ) -> int:
+        """Append rows at positions from ``start`` on; returns the logit row, which samples with the
+        random number of the token that follows, or -1."""
+        logit_row = step.add(token_ids, start, row, row, logits, num_drafts=num_drafts)
+        if logit_row >= 0 and self._shift:
+            step.view("sample_positions")[logit_row] += self._shift
+        return logit_row
+
+    def _num_rows_of(self, sequence: Sequence) -> int:
+        """That a sequence's text takes."""
+        return len(sequence.token_ids) - self._shift
 
     def _catch_up(
         self,
@@ -216,19 +273,20 @@ class ModelDrafts:
         num_left = self._runner.max_num_tokens
         num_of_prompts = _NUM_BESIDE_OTHERS if beside_others else num_left
         ready: dict[Sequence, int] = {}
-        pending = [(len(s.token_ids) - self._num_known(s), i) for i, (s, _) in enumerate(depths)]
+        pending = [(self._num_missing(s), i) for i, (s, _) in enumerate(depths)]
         for _, i in sorted(pending):
             sequence, depth = depths[i]
             # What those before it compute in this step counts, too: keys are written first.
-            num_missing = len(sequence.token_ids) - self._num_known(sequence)
-            is_short = num_missing <= _NUM_SHORT
+            num_missing = self._num_missing(sequence)
+            is_short = num_missing <= max(_NUM_SHORT, self._max_depth)
             count = min(num_missing, num_left if is_short else min(num_left, num_of_prompts))
             if count <= 0:
                 break
             is_whole = count == num_missing and depth > 0
             start, row = sequence.num_drafted, sequence.row
-            ids = self._known_ids(sequence.token_ids[start : start + count])
-            logit_row = step.add(ids, start, row, row, "last" if is_whole else "none")
+            first = start + self._shift
+            ids = self._known_ids(sequence.token_ids[first : first + count])
+            logit_row = self._add_rows(step, ids, start, row, "last" if is_whole else "none")
             num_behind = depth - 1 if is_whole else 0
             self._note_written(sequence, start, start + count, num_behind)
             num_left -= count
@@ -240,17 +298,18 @@ class ModelDrafts:
             chain.steps.append(step)
         return ready
 
-    def _num_known(self, sequence: Sequence) -> int:
-        """Find what others have computed of the sequence's text: whole blocks that it shares with
-        them. All but one of its tokens, at most, are known then."""
+    def _num_missing(self, sequence: Sequence) -> int:
+        """Rows to be computed. Find what others have computed of the sequence's text: whole blocks
+        that it shares with them. All but one of its rows, at most, are known then."""
         size, known = self._block_size, sequence.num_drafted
         while known % size == 0 and known // size < sequence.num_published:
             i = known // size
             if self._contents.get(sequence.block_ids[i]) != sequence.hashes[i]:
                 break
             known += size
-        sequence.num_drafted = min(known, len(sequence.token_ids) - 1)
-        return sequence.num_drafted
+        num_rows = self._num_rows_of(sequence)
+        sequence.num_drafted = min(known, num_rows - 1)
+        return num_rows - sequence.num_drafted
 
     def _known_ids(self, token_ids: list[int]) -> list[int]:
         """Embeddings that only the target has are padding, or tokens of no text."""
@@ -283,8 +342,10 @@ class ModelDrafts:
         self._has_failed = True
 
     def count(self, sequence: Sequence, num_drafted: int, num_accepted: int) -> None:
-        """Learn from a sequence's drafts. The last one's KV was computed by the target alone."""
-        sequence.num_drafted += min(num_accepted, num_drafted - 1)
+        """Learn from a sequence's drafts. The last one's KV was computed by the target alone; and
+        what goes on from the target's states, which it had to guess, computes all of them anew."""
+        if not self._shift:
+            sequence.num_drafted += min(num_accepted, num_drafted - 1)
         chance = self.chance(sequence)
         for i in range(min(num_accepted + 1, num_drafted)):
             is_right = i < num_accepted
@@ -292,50 +353,11 @@ class ModelDrafts:
             self._num_seen += 1
             weight = max(_WEIGHT_OF_ALL, 1 / (self._num_seen + 3))
             self._chance += weight * (is_right - self._chance)
+        if sequence is self._tried:
+            self._end_trial(sequence, is_right=num_accepted == num_drafted)
         if sequence.state is not SequenceState.FINISHED:
             self._chances[sequence] = chance
 
     def end(self, sequence: Sequence) -> None:
         self._chances.pop(sequence, None)
-
-
-class HeadDrafts(ModelDrafts):
-    """Drafts of heads, which go on from the last hidden state of a sequence's text. It is kept
-    where no later step is in flight, which takes its place."""
-
-    def __init__(
-        self, runner: HeadRunner, target_costs: StepCosts, *, block_size: int, max_depth: int
-    ) -> None:
-        depth = min(max_depth, runner.num_heads)
-        super().__init__(runner, target_costs, block_size=block_size, max_depth=depth)
-        self._heads = runner
-        self._lengths: dict[Sequence, int] = {}
-        """Of the texts whose states were kept."""
-
-    def can_go_on(self, sequence: Sequence) -> bool:
-        return self._lengths.get(sequence) == len(sequence.token_ids)
-
-    def keep(self, outputs: Items[Output], states: FloatArray) -> None:
-        """Note the hidden states behind a step's outputs, of logit rows."""
-        for sequence, logit_row in {o.sequence: o.logit_row for o in outputs}.items():
-            if sequence.row >= 0:
-                self._heads.states[sequence.row] = states[logit_row]
-                self._lengths[sequence] = len(sequence.token_ids)
-
-    def begin(self, depths: Items[tuple[Sequence, int]], *, beside_others: bool) -> DraftChain:
-        self._num_idle = 0
-        chain, buffers = DraftChain(), self._runner.next_steps()
-        for i in range(max(depth for _, depth in depths)):
-            step = buffers[i]
-            step.clear()
-            for sequence, depth in depths:
-                if depth > i:
-                    row, position = sequence.row, len(sequence.token_ids) + i - 1
-                    rows = chain.rows.setdefault(sequence, [])
-                    rows.append(step.add([row], position, row, row, "last"))
-            chain.steps.append(step)
-        return chain
-
-    def end(self, sequence: Sequence) -> None:
-        super().end(sequence)
-        self._lengths.pop(sequence, None)
+        self._num_trials.pop(sequence, None)

@@ -93,7 +93,7 @@ class PagedPolicy:
             or self._num_held_steps < self._waiting_steps
         ):
             return None
-        first = self._shares.first(queues.waiting)
+        first = self._shares.first(queues)
         return self._shares.creditor(first, queues.running, self._info.max_num_seqs)
 
     def _decode(self, plan: Plan) -> int:
@@ -178,7 +178,7 @@ class PagedPolicy:
             and num_logit_rows
             and self._num_tokens_left(plan) > 0
         ):
-            sequence = shares.first(queues.waiting)
+            sequence = shares.first(queues)
             if before is not None and shares.order(sequence) > shares.order(before):
                 break
             if self._takes_whole and not self._fits(sequence, plan):

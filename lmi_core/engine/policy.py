@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -50,11 +50,27 @@ class Queues:
     running: list[Sequence] = field(default_factory=list)
     num_held: int = 0
     """Sequences that are in neither: they wait for a sibling."""
+    _of_tenants: dict[str, list[Sequence]] = field(default_factory=dict)
+    """Those that wait, of tenants that have some."""
 
     def wait(self, sequence: Sequence) -> None:
         """Queue a new or preempted sequence."""
         sequence.state = SequenceState.WAITING
-        insort(self.waiting, sequence, key=_BY_KEY)
+        own = self._of_tenants.setdefault(sequence.request.request.tenant, [])
+        for queue in (self.waiting, own):
+            insort(queue, sequence, key=_BY_KEY)
+
+    def leave(self, sequence: Sequence) -> None:
+        """Take a waiting sequence out."""
+        tenant = sequence.request.request.tenant
+        for queue in (self.waiting, self._of_tenants[tenant]):
+            del queue[bisect_left(queue, sequence.key, key=_BY_KEY)]
+        if not self._of_tenants[tenant]:
+            del self._of_tenants[tenant]
+
+    def firsts(self) -> list[Sequence]:
+        """The first of each tenant that waits."""
+        return [own[0] for own in self._of_tenants.values()]
 
     def hold(self, sequence: Sequence) -> None:
         """Keep a sequence, which is in neither queue, for a sibling to bring back."""
@@ -66,7 +82,7 @@ class Queues:
         if sequence.state is SequenceState.HELD:
             self.num_held -= 1
         else:
-            self.waiting.remove(sequence)
+            self.leave(sequence)
         sequence.state = SequenceState.RUNNING
         insort(self.running, sequence, key=_BY_KEY)
 

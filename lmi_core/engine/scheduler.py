@@ -150,7 +150,7 @@ class Scheduler:
             sequence.num_scheduled = 1
         if self._speculation is not None:
             self._speculation.add_drafts(ahead, known, self.num_running)
-        masks = add_known(known, step)
+        masks = add_known(known, step, ahead.chain)
         if ahead.chain is not None:
             ahead.chain.lead_to(step)
         for sequence in following:
@@ -337,7 +337,7 @@ class Scheduler:
                 self._release(sequence)
             return
         if sequence.state is SequenceState.WAITING:
-            self.queues.waiting.remove(sequence)
+            self.queues.leave(sequence)
         elif sequence.state is SequenceState.RESTORING:
             self.num_restoring -= 1
         else:

@@ -13,8 +13,9 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, cast
 
 from lmi_core.engine.commit import Commit
+from lmi_core.engine.head_drafts import HeadDrafts
 from lmi_core.engine.kv_memory import KvMemory
-from lmi_core.engine.model_drafts import HeadDrafts, ModelDrafts
+from lmi_core.engine.model_drafts import ModelDrafts
 from lmi_core.engine.policy import Plan
 from lmi_core.engine.sequence import DraftedBy, Sequence
 from lmi_core.engine.stats import EngineTotals

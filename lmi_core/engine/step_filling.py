@@ -6,9 +6,12 @@ from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
+from lmi_core.engine.masked_rows import MaskedRows
+from lmi_core.engine.model_drafts import DraftChain
 from lmi_core.engine.policy import Plan
 from lmi_core.engine.sequence import Sequence
 from lmi_core.models.pooling_head import LogitRows
+from lmi_core.structured.chained_mask import ChainedMask
 from lmi_core.structured.mask_threads import MissingMask
 from lmi_core.structured.matcher import Matcher
 
@@ -22,7 +25,7 @@ def fill(plan: Plan, step: Step) -> list[MissingMask]:
     step.clear()
     for source, target in plan.copies:
         step.add_copy(source, target)
-    masks = add_known(plan.sequences, step)
+    masks = add_known(plan.sequences, step, plan.chain)
     if plan.chain is not None:
         plan.chain.lead_to(step)
     return masks
@@ -36,15 +39,18 @@ def add_following(sequences: Iterable[Sequence], step: Step) -> None:
         sequence.ahead_row = step.add([0], start, row, row, "last", slot)
 
 
-def add_known(sequences: Iterable[Sequence], step: Step) -> list[MissingMask]:
-    """Rows of sequences whose tokens are known; returns the masks that they wait for."""
+def add_known(
+    sequences: Iterable[Sequence], step: Step, chain: DraftChain | None
+) -> list[MissingMask]:
+    """Rows of sequences whose tokens are known, but for drafts of ``chain``; returns the masks that
+    they wait for."""
     masks: list[MissingMask] = []
     for sequence in sequences:
-        masks += _add_one(sequence, step)
+        masks += _add_one(sequence, step, chain)
     return masks
 
 
-def _add_one(sequence: Sequence, step: Step) -> list[MissingMask]:
+def _add_one(sequence: Sequence, step: Step, chain: DraftChain | None) -> list[MissingMask]:
     start = sequence.num_computed
     end = start + sequence.num_scheduled
     row, slot = sequence.row, sequence.request.adapter_slot
@@ -52,7 +58,8 @@ def _add_one(sequence: Sequence, step: Step) -> list[MissingMask]:
     if sequence.drafts:
         tokens = [token_ids[-1], *sequence.drafts]
         sequence.logit_row = step.add(tokens, start, row, row, "drafts", slot)
-        return _masks_from(sequence.matcher, sequence, sequence.logit_row, step)
+        drafted = None if chain is None else chain.masked.get(sequence)
+        return _masks_from(sequence.matcher, sequence, sequence.logit_row, step, drafted)
     if sequence.request.is_scoring_prompt and sequence.is_scoring_prompt:
         logit_row = step.add(token_ids[start:end], start, row, row, "all", slot)
         if end < sequence.num_prompt:
@@ -71,14 +78,20 @@ def _add_one(sequence: Sequence, step: Step) -> list[MissingMask]:
 
 
 def _masks_from(
-    matcher: Matcher | None, sequence: Sequence, first_row: int, step: Step
+    matcher: Matcher | None,
+    sequence: Sequence,
+    first_row: int,
+    step: Step,
+    drafted: MaskedRows | None = None,
 ) -> list[MissingMask]:
-    """Of the logit rows from ``first_row`` on."""
+    """Of the logit rows from ``first_row`` on, and of a chain's that ``drafted`` before them."""
     if matcher is None:
         return []
     rows = range(first_row, step.num_logit_rows)
     masks = [step.add_mask(row) for row in rows]
     ready = partial(_masks_ready, sequence, step, rows)
+    if drafted is not None:
+        return [ChainedMask(matcher, masks, ready, sequence.drafts, drafted)]
     return [MissingMask(matcher, masks, ready, sequence.drafts)]
 
 

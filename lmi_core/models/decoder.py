@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
+import numpy.typing as npt
 
 from lmi_core import ops
 from lmi_core.models.experts import add_experts
@@ -19,6 +22,17 @@ from lmi_core.ops import Graph, Handle, KvCache, LoraTable
 from lmi_core.ops.attention import attention, rope_cache_write
 from lmi_core.ops.graph import JoinedWeight, SlicedWeight
 from lmi_core.settings.engine_config import StatesOf
+
+
+@dataclass(frozen=True, slots=True)
+class KeptStates:
+    """Hidden states of every token, by slot, for a head that drafts: a ``table`` of the act dtype.
+    They are the sum of ``linears`` of what ``layers`` read (as many as there are layers: of what is
+    behind the last), or, where there are none, the last state, normed."""
+
+    table: npt.NDArray[np.generic]
+    layers: tuple[int, ...]
+    linears: tuple[Linear, ...]
 
 
 def record(
@@ -48,8 +62,10 @@ class Decoder:
         max_model_len: int,
         adapters: LoraTable | None = None,
         slicing: Slicing = WHOLE,
+        kept: KeptStates | None = None,
     ) -> None:
         self.spec = spec
+        self.kept = kept
         self.slicing = slicing
         self.weights = weights
         self.cache = cache
@@ -97,9 +113,26 @@ class Decoder:
         return x
 
     def _record_layers(self, x: Handle) -> Handle:
+        fused: Handle | None = None
         for layer_id, layer in enumerate(self.weights.layers):
+            fused = self._fused(x, layer_id, fused)
             x = self._layer(x, layer, layer_id)
+        if self.kept is not None:
+            fused = self._fused(x, len(self.weights.layers), fused)
+            last = self.weights.final_norm
+            if fused is None:
+                fused = x if last is None else self._stream_normed(x, last)
+            ops.keep_rows(fused, self.kept.table)
         return x
+
+    def _fused(self, x: Handle, layer_id: int, fused: Handle | None) -> Handle | None:
+        """The sum so far of what is kept, with this layer's part."""
+        kept = self.kept
+        for of, linear in [] if kept is None else zip(kept.layers, kept.linears, strict=True):
+            if of == layer_id:
+                h = self._normed(x, None)
+                fused = ops.linear(h, linear.weight, bias=linear.bias, residual=fused)
+        return fused
 
     def _record_head(self, x: Handle) -> Handle:
         weights = self.weights
@@ -173,12 +206,21 @@ class Decoder:
         return ops.norm(x, norm.weight, norm.bias, spec.eps, kind=spec.kind, out_dtype="fp32")
 
     def _attention(self, x: Handle, h: Handle, layer: LayerWeights, layer_id: int) -> Handle:
-        spec = self.spec.attention
-        q_norm, k_norm, latent = layer.q_norm, layer.k_norm, None
         if layer.latent is not None:
             qkv, latent = latent_queries(h, layer.latent, self.spec)
-        else:
-            qkv = self._qkv(h, layer, layer_id)
+            return self._attend(x, qkv, layer, layer_id, latent)
+        return self._attend(x, self._qkv(h, layer, layer_id), layer, layer_id)
+
+    def _attend(
+        self,
+        x: Handle,
+        qkv: Handle,
+        layer: LayerWeights,
+        layer_id: int,
+        latent: Handle | None = None,
+    ) -> Handle:
+        spec = self.spec.attention
+        q_norm, k_norm = layer.q_norm, layer.k_norm
         if spec.qk_norm not in ("", "head"):
             qkv = self._norm_heads(qkv, layer)
             q_norm = k_norm = None

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from lmi_core.errors import ModelError
-from lmi_core.models.medusa_heads import has_medusa_heads
+from lmi_core.models.draft_heads import has_draft_heads
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.text.tokenizer import Tokenizer
 from lmi_core.weights.checkpoint import Checkpoint
@@ -20,7 +20,7 @@ def draft_config(asked: EngineConfig) -> EngineConfig | None:
     """What the draft model of ``asked`` is loaded with: the same formats, as far as its checkpoint
     isn't quantised itself. None where there is none. Raises ModelError."""
     path = None if asked.speculation is None else asked.speculation.draft_model
-    if path is None or has_medusa_heads(path):
+    if path is None or has_draft_heads(path):
         return None
     quantize = asked.quantize
     if quantize is not None and objection(quantize, Checkpoint(path).quantization):

@@ -11,13 +11,13 @@ import numpy as np
 
 from lmi_core.errors import MissingExtraError, ModelError, UserError
 from lmi_core.models.decoder_weights import load_decoder
+from lmi_core.models.draft_heads import DraftHeads, find_draft_heads
 from lmi_core.models.draft_model import FIELD as DRAFT_MODEL
 from lmi_core.models.draft_model import check_vocabulary, draft_config
 from lmi_core.models.expert_tensors import is_router, with_layout
 from lmi_core.models.family import spec_and_pooling, text_tensors
 from lmi_core.models.gguf_spec import gguf_spec
 from lmi_core.models.kv_scales import LayerScales, kv_scale_names, read_kv_scales
-from lmi_core.models.medusa_heads import MedusaHeads, find_medusa_heads
 from lmi_core.models.pooling import PoolingSpec
 from lmi_core.models.pooling_head import Dense, PoolingHead, read_dense
 from lmi_core.models.registry import family_of
@@ -93,7 +93,7 @@ class FoundModel:
     """What is served otherwise than the files say, for explanations and the log."""
     draft: FoundModel | None = None
     """What drafts for it."""
-    heads: MedusaHeads | None = None
+    heads: DraftHeads | None = None
     """What drafts for it instead."""
 
     @property
@@ -169,7 +169,7 @@ def _with_drafts(asked: EngineConfig, found: FoundModel) -> FoundModel:
             raise ModelError(f"{asked.model} gives embeddings or scores: nothing is drafted for it")
         config = draft_config(asked)
         if config is None:
-            return replace(found, heads=find_medusa_heads(path, found.spec))
+            return replace(found, heads=find_draft_heads(path, found.spec))
         draft = replace(find_model(replace(config, speculation=None)), asked=config)
         check_vocabulary(asked.model, path)
     except MissingExtraError:

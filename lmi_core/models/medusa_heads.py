@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lmi_core.errors import ModelError
+from lmi_core.models.head_tensors import check_heads, num_weights, read_floats
 from lmi_core.models.spec import DecoderSpec
-from lmi_core.weights.float_tensors import FLOAT_DTYPES, read_array, to_float32
 from lmi_core.weights.formats import FloatArray
 from lmi_core.weights.hf_config import read_json_object
 from lmi_core.weights.safetensors_file import TensorInfo, read_header
@@ -34,7 +34,11 @@ class MedusaHeads:
     @property
     def num_weights(self) -> int:
         """Of all matrices."""
-        return sum(t.shape[0] * t.shape[1] for t in self.tensors.values() if len(t.shape) == 2)
+        return num_weights(self.tensors)
+
+    @property
+    def description(self) -> str:
+        return f"{self.num_heads} Medusa heads of {self.path}"
 
     def blocks(self, head: int) -> list[tuple[FloatArray, FloatArray]]:
         """Weight and bias of a head's blocks."""
@@ -46,8 +50,7 @@ class MedusaHeads:
         return self._read(f"{head}.{self.num_layers}.weight")
 
     def _read(self, name: str) -> FloatArray:
-        tensor = self.tensors[name]
-        return to_float32(read_array(tensor), tensor.dtype)
+        return read_floats(self.tensors[name])
 
 
 def has_medusa_heads(directory: Path) -> bool:
@@ -73,19 +76,8 @@ def find_medusa_heads(directory: Path, spec: DecoderSpec) -> MedusaHeads:
         for head in range(num_heads)
         for name, shape in _shapes(head, num_layers, spec).items()
     }
-    faults = [
-        f"{name} is {_shown(found.get(name))}, not {list(shape)}"
-        for name, shape in expected.items()
-        if name not in found or found[name].shape != shape or found[name].dtype not in FLOAT_DTYPES
-    ]
-    if faults:
-        more = f" and {len(faults) - 3} more" if len(faults) > 3 else ""
-        raise ModelError(
-            f"{path} doesn't fit a model of {spec.hidden_size} columns and {spec.vocab_size} "
-            f"tokens: {'; '.join(faults[:3])}{more}",
-            field=FILE,
-        )
-    return MedusaHeads(directory, num_heads, num_layers, {name: found[name] for name in expected})
+    tensors = check_heads(path, found, expected, spec)
+    return MedusaHeads(directory, num_heads, num_layers, tensors)
 
 
 def _shapes(head: int, num_layers: int, spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
@@ -106,7 +98,3 @@ def _count(directory: Path, config: Mapping[str, object], name: str, default: in
             field=name,
         )
     return value
-
-
-def _shown(tensor: TensorInfo | None) -> str:
-    return "missing" if tensor is None else f"{tensor.dtype} {list(tensor.shape)}"

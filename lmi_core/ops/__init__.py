@@ -7,6 +7,7 @@ cache are in attention.py.
 from lmi_core.ops.embedding import add_positions, add_token_types, embed, gather_logit_rows
 from lmi_core.ops.experts import grouped_linear, route
 from lmi_core.ops.graph import Graph, Handle, KvCache, LinearWeight, LoraTable
+from lmi_core.ops.kept_rows import keep_rows, kept_rows, spread_columns
 from lmi_core.ops.linear import (
     activation,
     clip,
@@ -35,6 +36,8 @@ __all__ = [
     "gathered_linear",
     "grouped_linear",
     "head_linear",
+    "keep_rows",
+    "kept_rows",
     "linear",
     "lora_add",
     "norm",
@@ -44,5 +47,6 @@ __all__ = [
     "route",
     "sample",
     "soft_cap",
+    "spread_columns",
     "clip",
 ]

@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from lmi_core.quantize.gptq import DAMPING, gptq
+from lmi_core.quantize.gptq import DAMPING, Factor, gptq
 from lmi_core.quantize.grids import Coded, Grid, round_to_nearest
 from lmi_core.quantize.stored import Stored, rounded_to, to_stored
 from lmi_core.quantize.words import pack_awq, pack_columns, pack_rows
@@ -21,9 +21,13 @@ from lmi_core.weights.formats import FloatArray
 from lmi_core.weights.fp8_matrix import Fp8Matrix
 from lmi_core.weights.made_codes import to_fp8
 
-Method = Literal["nearest", "gptq", "awq", "importance"]
-"""How codes are found: each for itself; or with a text, by GPTQ, by AWQ's factors, or each for
-itself with errors that count as much as the input is large."""
+Method = Literal["nearest", "gptq", "ordered gptq", "awq", "importance"]
+"""How codes are found: each for itself; with a text by GPTQ, or by GPTQ with the largest inputs
+first, or by AWQ's factors; or each for itself, with errors that count by how large inputs are."""
+
+
+Measured = FloatArray | Factor | None
+"""Of what a linear reads."""
 
 
 class Format(Protocol):
@@ -37,7 +41,7 @@ class Format(Protocol):
         ...
 
     def make(
-        self, name: str, weights: FloatArray, measured: FloatArray | None
+        self, name: str, weights: FloatArray, measured: Measured
     ) -> tuple[Mapping[str, Stored], FloatArray]:
         """The tensors of the linear [outputs, inputs] whose weight has this name, by what follows
         its own, and the weights that they stand for. ``measured``: by GPTQ, of its ``Hessian`` the
@@ -60,12 +64,12 @@ class IntegerFormat:
     describe: Callable[[Grid, Method], dict[str, Any]]
 
     def make(
-        self, name: str, weights: FloatArray, measured: FloatArray | None
+        self, name: str, weights: FloatArray, measured: Measured
     ) -> tuple[Mapping[str, Stored], FloatArray]:
-        if measured is None:
-            coded = round_to_nearest(weights, self.grid)
-        else:
+        if isinstance(measured, Factor):
             coded = gptq(weights, self.grid, measured)
+        else:
+            coded = round_to_nearest(weights, self.grid)
         return self.pack(coded, self.scale_dtype), coded.floats()
 
     def settings(self) -> dict[str, Any]:
@@ -81,7 +85,7 @@ class Fp8Format:
     grid: Grid | None = None
 
     def make(
-        self, name: str, weights: FloatArray, measured: FloatArray | None
+        self, name: str, weights: FloatArray, measured: Measured
     ) -> tuple[Mapping[str, Stored], FloatArray]:
         made = to_fp8(weights)
         scales = to_stored(made.scales, self.scale_dtype)
@@ -95,16 +99,14 @@ class Fp8Format:
 
 
 def _gptq_tensors(coded: Coded, scale_dtype: str) -> dict[str, Stored]:
-    bits, num_inputs = coded.grid.num_bits, coded.codes.shape[1]
-    group_size = coded.grid.group_size or num_inputs
+    bits = coded.grid.num_bits
     # This layout stores what zero points are more than 1.
     zeros = (coded.zeros.astype(np.uint8) - np.uint8(1)) & np.uint8(coded.grid.most)
-    groups = (np.arange(num_inputs) // group_size).astype(np.int32)
     return {
         "qweight": Stored("I32", pack_columns(coded.codes.T, bits)),
         "qzeros": Stored("I32", pack_rows(np.ascontiguousarray(zeros.T), bits)),
         "scales": _transposed(to_stored(coded.scales, scale_dtype)),
-        "g_idx": Stored("I32", groups),
+        "g_idx": Stored("I32", coded.groups),
     }
 
 
@@ -113,7 +115,7 @@ def _gptq_settings(grid: Grid, method: Method) -> dict[str, Any]:
         "quant_method": "gptq",
         "bits": grid.num_bits,
         "group_size": grid.group_size or -1,
-        "desc_act": False,
+        "desc_act": method == "ordered gptq",
         "sym": grid.is_symmetric,
         "damp_percent": DAMPING,
         "true_sequential": False,
@@ -233,8 +235,11 @@ def has_groups(name: str) -> bool:
     return name in _INTEGERS and _INTEGERS[name].has_groups
 
 
-def format_of(name: str, *, group_size: int, dtype: str, has_text: bool) -> Format:
-    """The format of this name. ``dtype``: of the checkpoint's floats."""
+def format_of(
+    name: str, *, group_size: int, dtype: str, has_text: bool, is_ordered: bool = False
+) -> Format:
+    """The format of this name. ``dtype``: of the checkpoint's floats; ``is_ordered``: by GPTQ, the
+    largest inputs first."""
     if name == _FP8:
         return Fp8Format(dtype)
     kind = _INTEGERS[name]
@@ -246,4 +251,5 @@ def format_of(name: str, *, group_size: int, dtype: str, has_text: bool) -> Form
         store=partial(rounded_to, dtype=scale_dtype),
     )
     method = kind.method or ("gptq" if has_text else "nearest")
+    method = "ordered gptq" if is_ordered else method
     return IntegerFormat(method, grid, scale_dtype, kind.pack, kind.describe)

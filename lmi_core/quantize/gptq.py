@@ -4,7 +4,10 @@ by those that follow, as what the layer reads makes them depend on each other.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 import numpy as np
+import numpy.typing as npt
 
 from lmi_core.quantize.grids import Coded, Grid
 from lmi_core.weights.formats import FloatArray
@@ -15,10 +18,22 @@ _BLOCK = 128
 """Inputs after which the rest of the matrix learns of the errors."""
 
 
-class Hessian:
-    """Of the squared error of a linear's outputs, by its weights: the mean of x x^T."""
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """What ``gptq`` wants of a Hessian."""
 
-    def __init__(self) -> None:
+    upper: FloatArray
+    """The Cholesky factor of its damped inverse [inputs, inputs], inputs in ``order``."""
+    order: npt.NDArray[np.int64] | None
+    """In which inputs are rounded; None: as they are."""
+
+
+class Hessian:
+    """Of the squared error of a linear's outputs, by its weights: the mean of x x^T.
+    ``by_size``: the inputs that weigh most are rounded first."""
+
+    def __init__(self, *, by_size: bool = False) -> None:
+        self._by_size = by_size
         self.sum = np.zeros((), np.float32)
         self.num_rows = 0
 
@@ -27,9 +42,11 @@ class Hessian:
         self.sum = self.sum + rows.T @ rows
         self.num_rows += len(rows)
 
-    def measured(self) -> FloatArray:
-        """The upper Cholesky factor of its damped inverse [inputs, inputs]."""
-        hessian = self.sum.astype(np.float64) / max(self.num_rows, 1)
+    def measured(self) -> Factor:
+        """Of all rows so far."""
+        order = np.argsort(-self.sum.diagonal(), kind="stable") if self._by_size else None
+        sums = self.sum if order is None else self.sum[np.ix_(order, order)]
+        hessian = sums.astype(np.float64) / max(self.num_rows, 1)
         diagonal = hessian.diagonal().copy()
         diagonal[diagonal == 0] = 1  # inputs that are always 0
         mean = float(diagonal.mean())
@@ -38,13 +55,19 @@ class Hessian:
             np.fill_diagonal(hessian, diagonal + damping * mean)
             try:
                 lower = np.linalg.cholesky(np.linalg.inv(hessian))
-                return np.ascontiguousarray(lower.T, np.float32)
+                return Factor(np.ascontiguousarray(lower.T, np.float32), order)
             except np.linalg.LinAlgError:
                 damping *= 10  # as many tokens as inputs, or fewer, leave it close to singular
 
 
-def gptq(weights: FloatArray, grid: Grid, factor: FloatArray) -> Coded:
-    """``weights`` [outputs, inputs] on ``grid``, by a ``Hessian``'s ``factor``."""
+def gptq(weights: FloatArray, grid: Grid, found: Factor) -> Coded:
+    """``weights`` [outputs, inputs] on ``grid``, by what was ``found`` of a ``Hessian``."""
+    if found.order is not None:
+        own = gptq(weights[:, found.order], grid, replace(found, order=None))
+        codes, groups = np.empty_like(own.codes), np.empty_like(own.groups)
+        codes[:, found.order], groups[found.order] = own.codes, own.groups
+        return replace(own, codes=codes, groups=groups)
+    factor = found.upper
     left = weights.astype(np.float32, copy=True)
     num_outputs, num_inputs = left.shape
     group_size = grid.group_size or num_inputs
@@ -73,4 +96,4 @@ def gptq(weights: FloatArray, grid: Grid, factor: FloatArray) -> Coded:
             block[i - first :] -= factor[i, i:last, None] * error
         if last < num_inputs:
             left[:, last:] -= errors.T @ factor[first:last, last:]
-    return Coded(grid, codes, scales, zeros)
+    return Coded(grid, codes, scales, zeros, grid.groups(num_inputs))

@@ -37,6 +37,10 @@ class Grid:
     def num_groups(self, num_inputs: int) -> int:
         return num_inputs // self.group_size if self.group_size else 1
 
+    def groups(self, num_inputs: int) -> npt.NDArray[np.int32]:
+        """Of neighbours: the group of each input."""
+        return (np.arange(num_inputs) // (self.group_size or num_inputs)).astype(np.int32)
+
     def fit(self, group: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Scales and zero points [outputs, 1] of a group's weights [outputs, inputs], of the ranges
         in ``shrinks`` those that change the weights least."""
@@ -91,12 +95,13 @@ class Coded:
     scales: FloatArray
     """[outputs, groups]; ``zeros`` too"""
     zeros: FloatArray
+    groups: npt.NDArray[np.int32]
+    """Of each input."""
 
     def floats(self) -> FloatArray:
-        size = self.codes.shape[1] // self.scales.shape[1]
         weights = self.codes.astype(np.float32)
-        weights -= np.repeat(self.zeros, size, axis=1)
-        weights *= np.repeat(self.scales, size, axis=1)
+        weights -= self.zeros[:, self.groups]
+        weights *= self.scales[:, self.groups]
         return weights
 
 
@@ -108,4 +113,6 @@ def round_to_nearest(weights: FloatArray, grid: Grid) -> Coded:
     scales, zeros = grid.fit(groups)
     codes = grid.codes(groups, scales, zeros).astype(np.uint8).reshape(weights.shape)
     of_groups = (num_outputs, num_groups)
-    return Coded(grid, codes, scales.reshape(of_groups), zeros.reshape(of_groups))
+    return Coded(
+        grid, codes, scales.reshape(of_groups), zeros.reshape(of_groups), grid.groups(num_inputs)
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -13,7 +14,7 @@ from lmi_core.models.linears import LayerLinear, LinearSource, layer_linears
 from lmi_core.models.smoothing import LayerFactors, Share, layer_factors
 from lmi_core.models.weights import bias_name
 from lmi_core.quantize.awq import Sample, best_factors
-from lmi_core.quantize.formats import Format, Method
+from lmi_core.quantize.formats import Format, Measured, Method
 from lmi_core.quantize.gptq import Hessian
 from lmi_core.quantize.importance import MeanSquares
 from lmi_core.quantize.stored import Stored, rounded_to, to_stored
@@ -26,13 +27,14 @@ class Gathered(Protocol):
     """What is kept of the rows that a linear reads."""
 
     def add(self, rows: FloatArray) -> None: ...
-    def measured(self) -> FloatArray | None:
+    def measured(self) -> Measured:
         """What ``Format.make`` wants of them."""
         ...
 
 
 _GATHERED: Mapping[Method, Callable[[], Gathered]] = {
     "gptq": Hessian,
+    "ordered gptq": partial(Hessian, by_size=True),
     "awq": Sample,
     "importance": MeanSquares,
 }

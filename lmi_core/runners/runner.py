@@ -145,9 +145,17 @@ class DraftRunner(Protocol):
     max_model_len: int
     max_num_tokens: int
     """Of a step."""
+    shift: int
+    """By how much the position of a row's token is above the row's: 1 of heads that read a token
+    beside the hidden state of the one before it, which is in that one's slot; else 0."""
 
     def next_steps(self) -> tuple[Step, ...]:
         """Buffers for a chain, none of them of the last one, which may be in flight."""
+        ...
+
+    def completion_fd(self, step: Step) -> int:
+        """Of a buffer that isn't submitted: what is readable from when it is done, until this is
+        asked again."""
         ...
 
     def submit(self, steps: Sequence[Step]) -> None:

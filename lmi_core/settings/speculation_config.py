@@ -25,8 +25,8 @@ class SpeculationConfig:
     """The last tokens by which several such places are compared."""
 
     draft_model: Path | None = None
-    """Directory of a model with the same vocabulary, or of Medusa heads for the model, which draft
-    where that pays (CPU engine)."""
+    """Directory of a model with the same vocabulary, or of Medusa heads or an EAGLE head for the
+    model, which draft where that pays (CPU engine)."""
 
     def __post_init__(self) -> None:
         if isinstance(self.draft_model, str):

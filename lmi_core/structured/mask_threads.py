@@ -17,7 +17,7 @@ from lmi_core.structured.matcher import Mask, Matcher
 
 MAX_MASK_S = 0.5
 """Processor time of one mask, of which the largest grammars that are taken need 0.03 s."""
-_MAX_DRAFTS_S = 0.1
+MAX_DRAFTS_S = 0.1
 """Of the masks of a row and of its drafts, after which no further draft is followed: a request
 must not fail for what its drafts take."""
 _CHECK_S = 0.1
@@ -37,6 +37,8 @@ class MissingMask:
         "is_settled",
         "started_s",
     )
+    needs_thread = False
+    """Whether it waits for others', so that a thread is started for it alone."""
 
     def __init__(
         self,
@@ -78,7 +80,7 @@ class MissingMask:
         with suppress(Exception):  # where the draft is what is sampled, it is raised once more
             for draft in drafts:
                 is_allowed = int(filled[num_kept, draft // 32]) >> draft % 32 & 1
-                if not is_allowed or self.spent_s() > _MAX_DRAFTS_S:
+                if not is_allowed or self.spent_s() > MAX_DRAFTS_S:
                     break
                 matcher.accept(draft)
                 num_accepted += 1
@@ -126,16 +128,21 @@ class MaskThreads:
     def fill(self, missing: Sequence[MissingMask]) -> None:
         """Begin to fill; each is settled in the end, whatever happens."""
         self._missing = [*(one for one in self._missing if not one.is_settled), *missing]
+        queued = [one for one in missing if not one.needs_thread]
         try:
-            while self._num_threads < min(self._num_wanted, len(missing)):
+            for one in missing:
+                if one.needs_thread:
+                    threading.Thread(
+                        target=self._fill, args=[one], name="lmi-mask", daemon=True
+                    ).start()
+            while self._num_threads < min(self._num_wanted, len(queued)):
                 self._start_thread()
         except RuntimeError as error:  # the system has no more threads
-            if not self._num_threads:
-                failure = EngineError(f"a grammar's mask couldn't be filled: {error}")
-                for one in missing:
+            failure = EngineError(f"a grammar's mask couldn't be filled: {error}")
+            for one in missing:
+                if one.clock is None and (one.needs_thread or not self._num_threads):
                     one.settle(None, failure)
-                return
-        for one in missing:
+        for one in queued if self._num_threads else ():
             self._queue.put(one)
         if missing and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(_CHECK_S, self._check)
@@ -159,7 +166,7 @@ class MaskThreads:
                     f"{MAX_MASK_S:g} s of processor time",
                     field="grammar",
                 )
-                if one.settle(None, error):
+                if one.settle(None, error) and not one.needs_thread:
                     self._num_threads -= 1
                     with suppress(RuntimeError):
                         self._start_thread()
@@ -173,9 +180,12 @@ class MaskThreads:
         self._num_threads += 1
 
     def _work(self) -> None:
-        clock = time.pthread_getcpuclockid(threading.get_ident())
         while (one := self._queue.get()) is not None:
-            one.started_s = time.thread_time()
-            one.clock = clock
-            if not one.settle(*one.compute()):
+            if not self._fill(one):
                 return  # another thread has taken this one's place
+
+    @staticmethod
+    def _fill(one: MissingMask) -> bool:
+        one.started_s = time.thread_time()
+        one.clock = time.pthread_getcpuclockid(threading.get_ident())
+        return one.settle(*one.compute())

@@ -5,13 +5,27 @@ Forms are those of the families' chat templates and model cards, under vLLM's na
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from lmi_core.tools.calls import BEGIN, END, ToolCallParser
+from lmi_core.tools.calls import BEGIN, END
+from lmi_core.tools.form_parsers import (
+    always,
+    deepseek_name,
+    function_gemma,
+    glm,
+    harmony,
+    hermes,
+    kimi_name,
+    mistral,
+    named,
+    objects,
+    or_hermes,
+    qwen_coder,
+    tagged,
+)
 from lmi_core.tools.python_calls import bare_calls, fenced_python_calls
-from lmi_core.tools.reader import Parse, Reader, Steps
+from lmi_core.tools.reader import Parse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,190 +62,6 @@ class ToolForm:
         return form_named, (self.name,)
 
 
-def _tagged(is_enforced: bool) -> Parse:
-    return _hermes(needs_tags=is_enforced)
-
-
-def _hermes(*, needs_tags: bool) -> Parse:
-    """Hermes's and Llama 3's, which have a parser of their own."""
-
-    def parse(reader: Reader) -> Steps[None]:
-        parser = ToolCallParser(reader.tools.keys(), needs_tags=needs_tags)
-        while True:
-            reader.put(parser.push(reader.take()), parser.num_calls)
-            if not (yield from reader.more()):
-                reader.put(parser.flush(), parser.num_calls)
-                return
-
-    return parse
-
-
-def _objects(*begins: str, end: str = "") -> Callable[[bool], Parse]:
-    """After a mark, an object of name and arguments, or a list of such."""
-
-    def parse(reader: Reader) -> Steps[None]:
-        while mark := (yield from reader.show_until(reader.content, *begins)):
-            if (yield from reader.call_list(mark)) and end:
-                yield from reader.blanks()
-                yield from reader.starts_with(end)
-
-    return lambda _: parse
-
-
-def _named(
-    begin: str, name_of: Callable[[str], str], *, end: str = "", hidden: tuple[str, ...] = ()
-) -> Callable[[bool], Parse]:
-    """After a mark, what holds the name, then the arguments' object, then another mark."""
-
-    def parse(reader: Reader) -> Steps[None]:
-        while mark := (yield from reader.show_until(reader.content, begin, *hidden)):
-            if mark != begin:
-                continue
-            stops = (end,) if end else ()
-            head, stop = yield from reader.read_until("{", *stops)
-            name = name_of(head)
-            if stop != "{" or not name:
-                reader.content(mark + head + (stop or ""))
-                continue
-            reader.held = stop + reader.held
-            reader.start(name)
-            if (yield from reader.value(reader.arguments)) and end:
-                yield from reader.read_until(end)
-
-    return lambda _: parse
-
-
-def _mistral(reader: Reader) -> Steps[None]:
-    """A list of objects, or since 2025 names with arguments, each behind the mark."""
-    while mark := (yield from reader.show_until(reader.content, "[TOOL_CALLS]")):
-        before = mark + (yield from reader.blanks())
-        if (yield from reader.starts_with("[")):
-            reader.held = "[" + reader.held
-            yield from reader.call_list(before)
-            continue
-        head, stop = yield from reader.read_until("{")
-        name = head.partition("[")[0].strip()
-        if stop is None or not name:
-            reader.content(before + head + (stop or ""))
-            continue
-        reader.held = stop + reader.held
-        reader.start(name)
-        yield from reader.value(reader.arguments)
-
-
-def _deepseek_name(head: str) -> str:
-    kind, _, rest = head.partition("<\uff5ctool▁sep\uff5c>")
-    return (rest.partition("\n")[0] if kind.strip() == "function" else kind).strip()
-
-
-def _kimi_name(head: str) -> str:
-    name = head.partition("<|")[0].strip().removeprefix("functions.")
-    return re.sub(r":\d+$", "", name)
-
-
-def _glm(reader: Reader) -> Steps[None]:
-    """The name, then keys and values in tags."""
-    while (yield from reader.show_until(reader.content, BEGIN)):
-        head, mark = yield from reader.read_until("<arg_key>", END)
-        if mark is None or not head.strip():
-            reader.content(BEGIN + head + (mark or ""))
-            continue
-        name = head.strip()
-        reader.start(name)
-        while mark == "<arg_key>":
-            key, _ = yield from reader.read_until("</arg_key>")
-            yield from reader.read_until("<arg_value>")
-            value, closed = yield from reader.read_until("</arg_value>")
-            if closed is None:
-                return
-            reader.argument(key.strip(), reader.typed(name, key.strip(), value))
-            _, mark = yield from reader.read_until("<arg_key>", END)
-        reader.end_arguments()
-
-
-def _qwen_coder(reader: Reader) -> Steps[None]:
-    """``<function=NAME>`` and ``<parameter=KEY>`` tags."""
-    while mark := (yield from reader.show_until(reader.content, BEGIN, END, "<function=")):
-        if mark != "<function=":
-            continue
-        name, _ = yield from reader.read_until(">")
-        name = name.strip()
-        reader.start(name)
-        while True:
-            _, mark = yield from reader.read_until("<parameter=", "</function>")
-            if mark != "<parameter=":
-                break
-            key, _ = yield from reader.read_until(">")
-            value, closed = yield from reader.read_until("</parameter>")
-            if closed is None:
-                return
-            value = value.removeprefix("\n").removesuffix("\n")
-            reader.argument(key.strip(), reader.typed(name, key.strip(), value))
-        if mark is not None:
-            reader.end_arguments()
-
-
-def _function_gemma(reader: Reader) -> Steps[None]:
-    """``call:NAME{key:value,...}``, texts between ``<escape>``."""
-    begin, end, escape = "<start_function_call>", "<end_function_call>", "<escape>"
-    while (yield from reader.show_until(reader.content, begin)):
-        head, mark = yield from reader.read_until("{", end)
-        name = head.strip().removeprefix("call:").strip()
-        if mark != "{" or not name:
-            reader.content(begin + head + (mark or ""))
-            continue
-        reader.start(name)
-        while True:
-            key, mark = yield from reader.read_until(":", end)
-            if mark != ":":
-                break
-            key = key.strip(" ,\n}")
-            if (yield from reader.starts_with(escape)):
-                value, mark = yield from reader.read_until(escape)
-                reader.argument(key, value)
-            else:
-                value, mark = yield from reader.read_until(",", end)
-                plain = value.strip().removesuffix("}") if mark == end else value.strip()
-                reader.argument(key, reader.typed(name, key, plain))
-            if mark in (end, None):
-                break
-        if mark is not None:
-            reader.end_arguments()
-
-
-def _harmony(reader: Reader) -> Steps[None]:
-    """Messages with a channel each: analysis is reasoning, a recipient makes a call."""
-    bodies = ("<|end|>", "<|call|>", "<|return|>", "<|start|>")
-    begun = yield from reader.starts_with("<|channel|>", "<|start|>", "<|message|>", " to=")
-    if not begun:
-        return
-    reader.held = begun + reader.held
-    while True:
-        head, mark = yield from reader.read_until("<|message|>")
-        if mark is None:
-            reader.content("" if "<|" in head else head)
-            return
-        to = re.search(r"to=(?:functions\.)?([\w.-]+)", head)
-        channel = re.search(r"<\|channel\|>\s*(\w+)", head)
-        show = reader.content
-        if to is not None:
-            reader.start(to[1])
-            show = reader.arguments
-        elif channel is not None and channel[1] == "analysis":
-            show = reader.reasoning
-        if (yield from reader.show_until(show, *bodies)) is None:
-            return
-
-
-def _always(parse: Parse) -> Callable[[bool], Parse]:
-    return lambda _: parse
-
-
-def _or_hermes(parse: Parse) -> Callable[[bool], Parse]:
-    """For forms whose arguments aren't JSON: enforced calls are written in Hermes's."""
-    return lambda is_enforced: _hermes(needs_tags=True) if is_enforced else parse
-
-
 _OBJECT = '{"name": "NAME", "arguments": '
 _TAGGED = Written(head=f"{BEGIN}\n{_OBJECT}", tail=f"}}\n{END}", between="\n")
 _LLAMA = Written(head='{"name": "NAME", "parameters": ', tail="}")
@@ -242,7 +72,7 @@ def _listed(name: str, begin: str, end: str, opening: str = "", head: str = _OBJ
     """A list of objects between two marks."""
     return ToolForm(
         name=name,
-        parse=_objects(begin, end=end),
+        parse=objects(begin, end=end),
         written=Written(begin=f"{begin}[", head=head, tail="}", between=", ", end=f"]{end}"),
         marks=(begin, end) if end else (begin,),
         opening=opening or begin,
@@ -256,7 +86,7 @@ def _deepseek(name: str, head: str, tail: str) -> ToolForm:
     marks = tuple(map(mark, ("calls▁begin", "calls▁end", "call▁begin", "call▁end", "sep")))
     return ToolForm(
         name=name,
-        parse=_named(marks[2], _deepseek_name, end=marks[3], hidden=marks[:2]),
+        parse=named(marks[2], deepseek_name, end=marks[3], hidden=marks[:2]),
         written=Written(
             begin=marks[0],
             head=marks[2] + head.replace("SEP", marks[4]),
@@ -281,22 +111,22 @@ _KIMI = tuple(
 )
 
 _ALL = (
-    ToolForm(name="hermes", parse=_tagged, written=_TAGGED, marks=(BEGIN, END), opening=BEGIN),
+    ToolForm(name="hermes", parse=tagged, written=_TAGGED, marks=(BEGIN, END), opening=BEGIN),
     ToolForm(
         name="llama3_json",
-        parse=lambda _: _hermes(needs_tags=False),
+        parse=lambda _: hermes(needs_tags=False),
         written=_LLAMA,
         marks=("<|python_tag|>",),
     ),
     ToolForm(
         name="llama4_pythonic",
-        parse=_or_hermes(bare_calls(_PYTHON_TAGS)),
+        parse=or_hermes(bare_calls(_PYTHON_TAGS)),
         written=_TAGGED,
         marks=_PYTHON_TAGS,
     ),
     ToolForm(
         name="mistral",
-        parse=_always(_mistral),
+        parse=always(mistral),
         written=Written(begin="[TOOL_CALLS][", head=_OBJECT, tail="}", between=", ", end="]"),
         marks=("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
         opening="[TOOL_CALLS]",
@@ -305,7 +135,7 @@ _ALL = (
     _listed("jamba", "<tool_calls>", "</tool_calls>"),
     ToolForm(
         name="phi4_mini_json",
-        parse=_objects("functools", "<|tool_call|>", end="<|/tool_call|>"),
+        parse=objects("functools", "<|tool_call|>", end="<|/tool_call|>"),
         written=Written(begin="functools[", head=_OBJECT, tail="}", between=", ", end="]"),
         marks=("<|tool_call|>", "<|/tool_call|>"),
         opening="functools",
@@ -318,7 +148,7 @@ _ALL = (
     ),
     ToolForm(
         name="internlm",
-        parse=_objects(
+        parse=objects(
             "<|action_start|><|plugin|>", "<|action_start|> <|plugin|>", end="<|action_end|>"
         ),
         written=Written(
@@ -331,7 +161,7 @@ _ALL = (
     _deepseek("deepseek_v31", "NAMESEP", ""),
     ToolForm(
         name="kimi_k2",
-        parse=_named(_KIMI[2], _kimi_name, end=_KIMI[4], hidden=_KIMI[:2]),
+        parse=named(_KIMI[2], kimi_name, end=_KIMI[4], hidden=_KIMI[:2]),
         written=Written(
             begin=_KIMI[0],
             head=f"{_KIMI[2]}functions.NAME:0{_KIMI[3]}",
@@ -344,7 +174,7 @@ _ALL = (
     ),
     ToolForm(
         name="openai",
-        parse=_always(_harmony),
+        parse=always(harmony),
         written=Written(
             head="<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>"
         ),
@@ -352,18 +182,16 @@ _ALL = (
         opening="<|channel|>commentary",
         has_reasoning=True,
     ),
-    ToolForm(name="glm45", parse=_or_hermes(_glm), written=_TAGGED, marks=(BEGIN, END)),
-    ToolForm(
-        name="qwen3_coder", parse=_or_hermes(_qwen_coder), written=_TAGGED, marks=(BEGIN, END)
-    ),
+    ToolForm(name="glm45", parse=or_hermes(glm), written=_TAGGED, marks=(BEGIN, END)),
+    ToolForm(name="qwen3_coder", parse=or_hermes(qwen_coder), written=_TAGGED, marks=(BEGIN, END)),
     ToolForm(
         name="gemma",
-        parse=_or_hermes(fenced_python_calls("```tool_code", "```")),
+        parse=or_hermes(fenced_python_calls("```tool_code", "```")),
         written=_TAGGED,
     ),
     ToolForm(
         name="functiongemma",
-        parse=_or_hermes(_function_gemma),
+        parse=or_hermes(function_gemma),
         written=_TAGGED,
         marks=("<start_function_call>", "<end_function_call>", "<escape>"),
     ),

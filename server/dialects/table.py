@@ -23,6 +23,21 @@ PRECEDENCE: Mapping[str, tuple[str, ...]] = {
 """For each value of ``api``, the dialects that serve paths without a prefix."""
 
 
+USUAL_STATUSES = {
+    400: "the request can't be served as written",
+    401: "the API key is missing or wrong",
+    404: "no such route or model",
+    405: "wrong method",
+    408: "the body came too slowly",
+    413: "the body is too long",
+    415: "the body isn't JSON",
+    429: "the server is full",
+    500: "the server failed",
+    503: "the server is not ready or stopping",
+}
+"""Of protocols whose errors have HTTP's own statuses."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorForm:
     """How a dialect's errors look, for documents."""

@@ -91,6 +91,7 @@ def run_suite(
 ) -> tuple[int, list[dict[str, Any]]]:
     monkeypatch.setattr(plan.Plan, "stages", lambda self: planned)
     monkeypatch.setattr(suite, "machine", lambda device: {"device": device})
+    monkeypatch.setitem(suite.PACKAGES, "nowhere_to_be_found", "figures of it")
     monkeypatch.setattr(sys, "argv", ["suite", str(out), "--dry-run", *options])
     code = suite.main()
     written = json.loads((out / "suite.json").read_text())
@@ -115,6 +116,7 @@ def test_a_stage_that_fails_or_hangs_stops_no_other(
     assert [record["limit_s"] for record in records] == [20.0, 1.5, 20.0]
     assert records[0]["tells"] == "whether it fails"
     said = capsys.readouterr().out
+    assert said.startswith("nowhere_to_be_found is not installed: no figures of it\n")
     assert "whether it fails" in said
     assert "  a kernel: us 2.5\n  another: error: no device\n" in said
     with tarfile.open(out / summary.ARCHIVE) as packed:

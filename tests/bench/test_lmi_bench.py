@@ -13,7 +13,7 @@ import pytest
 from lmi_core.bench.figures import Figure, Run, figures_of, percentile, table
 from lmi_core.bench.page import html
 from lmi_core.bench.rooflines import ModelShape
-from lmi_core.bench.stream import APIS, Answer, RefusedError, ask
+from lmi_core.bench.stream import APIS, Answer, RefusedError, _TokenReader, ask
 from lmi_core.bench.workload import WORKLOADS, Sizes, arrivals, make_sessions
 from lmi_core.cli import DEMO_MODEL
 from lmi_core.errors import UserError
@@ -73,6 +73,24 @@ def test_figures_of_a_run() -> None:
     assert figures["time per output token, mean"].median == pytest.approx((150 + 100) / 2)
     assert figures["between tokens, median"].median == pytest.approx(100)
     assert figures["whole request, 99 %"].median == pytest.approx(400)
+
+
+@pytest.mark.parametrize("size", [1, 7])
+def test_frames_with_tokens_are_counted_and_no_others(size: int) -> None:
+    choices = b"""data: {"id":"1","choices":[{"index":0,"text":"a"}]}\n\n"""
+    usage = b"""data: {"choices":[],"usage":{"prompt_tokens":5,"completion_tokens":3}}\n\n"""
+    data = b"HTTP/1.1 200 OK\r\n\r\n" + 2 * choices + choices.replace(b":[", b": [") + usage
+
+    async def read() -> Answer:
+        reader = _TokenReader(APIS["openai"], b"", Answer(0.0), None)
+        for start in range(0, len(data), size):
+            reader.data_received(data[start : start + size])
+        reader.connection_lost(None)
+        return await reader.done
+
+    answer = asyncio.run(read())
+    assert (answer.num_tokens, len(answer.intervals_s)) == (3, 2)
+    assert answer.num_prompt_tokens == 5
 
 
 def test_prompts_that_a_server_does_not_count_are_in_no_figure() -> None:

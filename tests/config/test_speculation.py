@@ -13,6 +13,7 @@ from lmi_core.settings.speculation_config import SpeculationConfig
 from tests.checkpoints import cached_checkpoint
 from tests.config.cases import LLAMA
 from tests.config.test_honoured import generate, run, running
+from tests.engine.eagle_heads import write_head
 from tests.engine.test_medusa_heads import write_heads
 
 
@@ -60,6 +61,7 @@ def test_how_many_tokens_are_drafted(model_dir, resolved, properties, expected):
         ('option.speculative_config={"model": "DRAFT", "num_speculative_tokens": 4}', 4),
         ('option.speculative_config={"model": "DRAFT", "method": "draft_model"}', 5),
         ('option.speculative_config={"model": "DRAFT", "method": "medusa"}', 5),
+        ('option.speculative_config={"model": "DRAFT", "method": "eagle3"}', 5),
     ],
 )
 def test_how_many_tokens_a_model_drafts(model_dir, resolved, properties, num_tokens):
@@ -97,6 +99,21 @@ def test_medusa_heads_draft(configured, tmp_path):
         async with running(config) as engine:
             await generate(engine, num_tokens=40)
             assert engine.info.runner.draft_model == f"3 Medusa heads of {heads}"
+            assert engine.stats().totals.num_model_draft_tokens > 0
+
+    run(main())
+
+
+@pytest.mark.parametrize("key", ["option.speculative_draft_model", "option.speculative_config"])
+def test_an_eagle_head_drafts(configured, tmp_path, key):
+    head = write_head(tmp_path / "head")
+    text = json.dumps({"method": "eagle3", "model": str(head)}) if "config" in key else head
+    config = configured(environ=environment(key, text))
+
+    async def main():
+        async with running(config) as engine:
+            await generate(engine, num_tokens=40)
+            assert engine.info.runner.draft_model == f"an EAGLE-3 head of {head}"
             assert engine.stats().totals.num_model_draft_tokens > 0
 
     run(main())
@@ -148,7 +165,7 @@ def test_a_draft_model_that_is_nowhere_is_one_error(model_dir, explained):
 
 @pytest.mark.parametrize(
     ("document", "named"),
-    [('{"method": "eagle3", "model": "m"}', "method 'eagle3'"), ('{"model": 3}', "model 3")],
+    [('{"method": "mtp", "model": "m"}', "method 'mtp'"), ('{"model": 3}', "model 3")],
 )
 def test_other_methods_change_nothing(model_dir, explained, document, named):
     report = explained(model_dir(f"option.speculative_config={document}", config=LLAMA))
@@ -173,6 +190,7 @@ def test_what_nothing_uses_is_said(model_dir, explained):
     [
         ("[3]", "write an object with a method"),
         ('{"method": "medusa"}', "with method medusa write its place"),
+        ('{"method": "eagle3"}', "with method eagle3 write its place"),
         (
             '{"method": "ngram", "num_speculative_tokens": 65}',
             "num_speculative_tokens is 65; allowed are 1 to 64",

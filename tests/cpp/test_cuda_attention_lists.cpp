@@ -57,15 +57,14 @@ TEST(attention_lists_covers_every_key_once) {
         EXPECT_EQ(part.begin, at);
         EXPECT(part.end > part.begin);
         at = part.end;
-        if (part.partial >= 0) ++num_parts[static_cast<size_t>(part.partial)];
+        if (part.num_partials > 0) ++num_parts[static_cast<size_t>(part.partial)];
       }
       EXPECT_EQ(at, length);
-      const auto merge = std::find_if(found.merges.begin(), found.merges.end(),
-                                      [&](const auto& m) { return m.seq == seq; });
-      EXPECT_EQ(merge != found.merges.end(), parts.size() > 1);
       for (size_t i = 0; i < parts.size(); ++i) {
-        const int32_t expected = parts.size() == 1 ? -1 : merge->first_partial + int32_t(i);
-        EXPECT_EQ(parts[i].partial, expected);  // merged in order of position
+        const bool is_split = parts.size() > 1;
+        EXPECT_EQ(parts[i].num_partials, is_split ? int32_t(parts.size()) : 0);
+        EXPECT_EQ(parts[i].first_partial, parts[0].first_partial);
+        EXPECT_EQ(parts[i].partial, parts[0].first_partial + int32_t(i));  // in order of position
       }
     }
     for (const int count : num_parts) EXPECT_EQ(count, 1);
@@ -92,7 +91,9 @@ TEST(attention_lists_covers_every_row_once) {
 TEST(attention_lists_splits) {
   EXPECT_EQ(lists({{1}, {5000}}, 0, 512).decode.size(), 10u);
   const AttentionLists beside_another = lists({{1, 1}, {5000, 100000}}, 0, 512);
-  EXPECT_EQ(beside_another.merges.front().num_partials, 10);
+  const auto first = std::find_if(beside_another.decode.begin(), beside_another.decode.end(),
+                                  [](const auto& work) { return work.seq == 0; });
+  EXPECT_EQ(first->num_partials, 10);
   EXPECT_EQ(lists({{1}, {300}}, 100, 256).decode.size(), 2u);  // 200 .. 256 .. 300
   EXPECT_EQ(split_tokens_for(1000, 264, 8), 256);
   EXPECT_EQ(split_tokens_for(65536, 264, 8), 2048);

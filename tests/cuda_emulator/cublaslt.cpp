@@ -3,7 +3,9 @@
 #include "cuda/cublaslt.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
+#include <thread>
 
 #include "common/dtype.h"
 
@@ -41,7 +43,7 @@ float element(const MatrixLayout& layout, const void* data, uint64_t row, uint64
   const uint64_t at = column * static_cast<uint64_t>(layout.stride) + row;
   if (layout.type == cublaslt::kFloat32) return static_cast<const float*>(data)[at];
   const uint16_t bits = static_cast<const uint16_t*>(data)[at];
-  return layout.type == cublaslt::kBFloat16 ? bf16_to_float(bits) : f16_to_float(bits);
+  return bf16_to_float(bits);
 }
 
 template <typename Value>
@@ -53,12 +55,27 @@ int set_value(Value& target, const void* value, size_t num_bytes) {
 
 int num_heuristics = 0;
 
+constexpr int kMaxAlgorithms = 8;
+constexpr int kAlgorithmId = 5;  // of an algorithm's data
+int num_algorithms = 1;
+int costs_ms[kMaxAlgorithms] = {};
+int num_products[kMaxAlgorithms] = {};
+
 }  // namespace
 
 #define EXPORTED extern "C" __attribute__((visibility("default")))
 
 // For tests: how often an algorithm was asked for.
 EXPORTED int cublaslt_num_heuristics() { return num_heuristics; }
+
+// For tests: so many algorithms, and how long a product takes with each at least.
+EXPORTED void cublaslt_set_costs(const int* milliseconds, int count) {
+  num_algorithms = std::clamp(count, 1, kMaxAlgorithms);
+  std::copy_n(milliseconds, num_algorithms, costs_ms);
+  std::fill_n(num_products, kMaxAlgorithms, 0);
+}
+// How many products were made with one since then.
+EXPORTED int cublaslt_num_products(int algorithm) { return num_products[algorithm]; }
 
 EXPORTED int cublasLtCreate(cublaslt::Handle* handle) {
   static int one = 0;
@@ -137,11 +154,14 @@ EXPORTED int cublasLtMatmulAlgoGetHeuristic(cublaslt::Handle, cublaslt::Descript
   const auto& preferred = *static_cast<const MatmulPreference*>(preference);
   const size_t wanted = layout.rows > 1000 ? 4096 : 0;
   if (wanted > preferred.max_workspace_bytes) return kNotSupported;
-  *found = {};
-  found->workspace_bytes = wanted;
-  found->algorithm.data[0] = layout.columns;
-  std::copy_n(preferred.min_alignments, 4, found->algorithm.data + 1);
-  *num_found = 1;
+  *num_found = std::min(num_wanted, num_algorithms);
+  for (int i = 0; i < *num_found; ++i) {
+    found[i] = {};
+    found[i].workspace_bytes = wanted;
+    found[i].algorithm.data[0] = layout.columns;
+    std::copy_n(preferred.min_alignments, 4, found[i].algorithm.data + 1);
+    found[i].algorithm.data[kAlgorithmId] = static_cast<uint64_t>(i);
+  }
   return 0;
 }
 
@@ -161,6 +181,9 @@ EXPORTED int cublasLtMatmul(cublaslt::Handle, cublaslt::Description description,
       *static_cast<const float*>(beta) != 0.0f) {
     return kInvalidValue;
   }
+  const uint64_t id = algorithm->data[kAlgorithmId];
+  ++num_products[id];
+  if (costs_ms[id] > 0) std::this_thread::sleep_for(std::chrono::milliseconds(costs_ms[id]));
   const void* matrices[] = {a, b, c, d};
   for (int i = 0; i < 4; ++i) {
     if (!is_aligned(matrices[i], algorithm->data[1 + i])) return kInvalidValue;

@@ -173,6 +173,18 @@ LMI_UNWATCHED T atomic_add(T* target, T value) {
   return before;
 }
 
+inline void publish_writes() {}
+inline int32_t arrive(int32_t* counter) {
+  emulator::arrive(counter);
+  return atomic_add(counter, 1);
+}
+inline void see_writes(const int32_t* counter) { emulator::see_arrivals(counter); }
+
+template <typename T>
+__forceinline__ T load_fresh(const T* source) {
+  return *source;
+}
+
 // ---- copies from global to shared memory
 
 template <int kBytes = 16>

@@ -262,6 +262,9 @@ void note_atomic(const void* target, size_t num_bytes) {
   races::add_atomically(target, num_bytes, __builtin_return_address(0));
 }
 
+void arrive(const void* counter) { races::arrive(counter); }
+void see_arrivals(const void* counter) { races::see_arrivals(counter); }
+
 void copy_later(void* target, const void* source, int copied_bytes, int num_bytes) {
   const OwnWork own;
   current().open_group.push_back({target, source, copied_bytes, num_bytes});

@@ -49,6 +49,10 @@ const uint32_t* exchange(const uint32_t* words, int count);
 // Said before an atomic operation.
 void note_atomic(const void* target, size_t num_bytes);
 
+// Orders what blocks wrote before they arrived at a counter before what one does that sees them.
+void arrive(const void* counter);
+void see_arrivals(const void* counter);
+
 // Queued, then done by the wait that completes its group. num_bytes past the copied are zeroed.
 void copy_later(void* target, const void* source, int copied_bytes, int num_bytes);
 void end_copy_group();

@@ -56,6 +56,12 @@ struct Range {
   bool has(uintptr_t address) const { return address >= first && address < end; }
 };
 
+// Of barriers: from the first to before the end.
+struct Span {
+  uint32_t first = 0;
+  uint32_t end = 0;
+};
+
 enum class Kind : uint8_t { kRead, kWrite, kAtomic };
 
 struct Grid {
@@ -66,9 +72,11 @@ struct Grid {
   Range reserved;
   Range shared;
   uint32_t interval = 1;
-  uint32_t first_interval = 1;  // of the grid
-  uint32_t block_interval = 1;  // the block's first
-  std::vector<uint32_t> steps;  // by warp
+  uint32_t first_interval = 1;                                 // of the grid
+  uint32_t block_interval = 1;                                 // the block's first
+  std::vector<uint32_t> steps;                                 // by warp
+  std::unordered_map<const void*, std::vector<Span>> arrived;  // at counters, in the grid
+  std::vector<Span> seen;                                      // by the block
   uint16_t thread = 0;
   std::vector<std::string> reports;
   std::set<std::pair<uint32_t, uint32_t>> reported;  // sites
@@ -108,10 +116,18 @@ void for_bytes(uintptr_t first, size_t num_bytes, const Action& action) {
 
 uint16_t own_warp() { return static_cast<uint16_t>(grid.thread / kWarpSize); }
 
+bool is_seen(uint32_t interval) {
+  return std::any_of(grid.seen.begin(), grid.seen.end(), [&](const Span& span) {
+    return span.first <= interval && interval < span.end;
+  });
+}
+
 // Whether one of the accesses is another thread's, with nothing between it and now.
 bool are_unordered(const Accesses& accesses, uintptr_t address) {
   if (accesses.interval < grid.first_interval) return false;
-  if (accesses.interval < grid.block_interval) return !is_shared(address);
+  if (accesses.interval < grid.block_interval) {
+    return !is_shared(address) && !is_seen(accesses.interval);
+  }
   if (accesses.interval < grid.interval) return false;
   if (accesses.warp != own_warp()) return true;
   return accesses.step == grid.steps[own_warp()] && accesses.thread != grid.thread;
@@ -214,6 +230,7 @@ void begin_grid() {
   grid.reports.clear();
   grid.reported.clear();
   grid.num_races = 0;
+  grid.arrived.clear();
   if (grid.pages.size() < kMaxPages) return;
   grid.pages.clear();
   grid.last_number = 0;
@@ -225,6 +242,7 @@ void begin_block(const uint8_t* reserved, size_t num_reserved, const uint8_t* sh
   traffic::end_block();
   grid.block_interval = ++grid.interval;
   grid.steps.assign(1024 / kWarpSize, 0);
+  grid.seen.clear();
   const auto outer = reinterpret_cast<uintptr_t>(reserved);
   const auto inner = reinterpret_cast<uintptr_t>(shared);
   grid.reserved = {outer, outer + num_reserved};
@@ -244,6 +262,14 @@ void pass_warp_barrier(size_t warp) { ++grid.steps[warp]; }
 
 void add_atomically(const void* target, size_t num_bytes, const void* site) {
   touch(target, num_bytes, Kind::kAtomic, site);
+}
+
+void arrive(const void* counter) {
+  grid.arrived[counter].push_back({grid.block_interval, grid.interval});
+}
+
+void see_arrivals(const void* counter) {
+  if (grid.seen.empty()) grid.seen = grid.arrived[counter];
 }
 
 void begin_copy(const void* target, size_t num_bytes, const void* source, size_t num_source_bytes,

@@ -5,7 +5,8 @@
 // Kernels compiled with -fsanitize=thread call a function before every access; races.cpp is what
 // they call, in place of the sanitizer's library, whose threads would be too dear for a grid's. It
 // knows how threads of a grid are ordered: those of a block by its barriers, those of a warp by the
-// warp's, those of two blocks not at all, those of two kernels once the later one has waited.
+// warp's, those of two blocks by counters that both come to and not else, those of two kernels once
+// the later one has waited.
 // Shuffles and products order nothing, as PTX says. An asynchronous copy may write from its start
 // until its wait.
 #pragma once
@@ -31,6 +32,11 @@ void pass_warp_barrier(size_t warp);
 
 // The thread that runs adds to it; two that do don't race.
 void add_atomically(const void* target, size_t num_bytes, const void* site);
+
+// The thread's block comes to a counter with all that its threads did up to the last barrier; and
+// what blocks did that came there is ordered before what this one does from now on.
+void arrive(const void* counter);
+void see_arrivals(const void* counter);
 
 // The thread that runs starts and completes a copy to there; the site is the caller's.
 void begin_copy(const void* target, size_t num_bytes, const void* source, size_t num_source_bytes,

@@ -92,6 +92,23 @@ void blocks_read_and_write(Args args) {
   if (blockIdx.x == 1) args.global[own()] = own();
 }
 
+// The last block to come reads what all wrote, having seen them or not.
+template <bool kSees>
+void last_block_reads(Args args) {
+  int32_t* const counter = args.global + 2 * kThreads - 1;
+  if (own() < kWarpSize) args.global[static_cast<int>(blockIdx.x) * kWarpSize + own()] = 1;
+  publish_writes();
+  block_barrier();
+  if (threadIdx.x == 0) shared()[0] = arrive(counter);
+  block_barrier();
+  if (shared()[0] + 1 < static_cast<int32_t>(gridDim.x)) return;
+  block_barrier();
+  if (kSees) see_writes(counter);
+  shared()[own()] = args.global[own()];
+}
+void last_block_sees(Args args) { last_block_reads<true>(args); }
+void last_block_guesses(Args args) { last_block_reads<false>(args); }
+
 // Each thread a row of 32 words of shared memory, then of global memory a sector of its own.
 void columns(Args args) {
   __shared__ int32_t values[kThreads * kWarpSize];
@@ -129,6 +146,8 @@ using namespace lmi::cuda;
 #define LMI_RACE(kernel, num_blocks) LMI_RACE_OF(kernel, waiting<kernel>, num_blocks)
 
 LMI_RACE(block_ordered, 1)
+LMI_RACE(last_block_sees, 2)
+LMI_RACE(last_block_guesses, 2)
 LMI_RACE(block_unordered, 1)
 LMI_RACE(warp_ordered, 1)
 LMI_RACE(warp_unordered, 1)

@@ -1,6 +1,7 @@
 // The runtime layer (csrc/cuda/runtime.cuh) on the emulator, whose device memory is the host's.
 #pragma once
 
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 
@@ -68,6 +69,13 @@ inline int32_t download(void* target, const void* source, int64_t num_bytes, voi
   return upload(target, source, num_bytes, stream);
 }
 
+inline int32_t clear(void* memory, int64_t num_bytes, void* stream) {
+  return emulator::enqueue(stream, [=] {
+    std::memset(memory, 0, static_cast<size_t>(num_bytes));
+    return kOk;
+  });
+}
+
 inline int32_t begin_capture(void* stream) { return emulator::begin_capture(stream); }
 inline int32_t end_capture(void* stream, void** graph) {
   emulator::Graph captured;
@@ -82,6 +90,15 @@ inline int32_t launch_graph(void* graph, void* stream) {
   return kOk;
 }
 inline void destroy_graph(void* graph) { delete static_cast<emulator::Graph*>(graph); }
+
+template <typename Call>
+int32_t measure(const Call& call, float* milliseconds) {
+  const auto begin = std::chrono::steady_clock::now();
+  const int32_t status = call();
+  const std::chrono::duration<float, std::milli> taken = std::chrono::steady_clock::now() - begin;
+  *milliseconds = taken.count();
+  return status;
+}
 
 inline int32_t enqueue(void* stream, const emulator::Work& work) {
   return emulator::enqueue(stream, work);

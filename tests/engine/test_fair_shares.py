@@ -199,3 +199,23 @@ def test_a_light_tenant_that_was_served_much_more_is_light_no_more() -> None:
             num_flood += generated(history)["flood"] > before
     assert num_flood > num_steps / 4
     history.drain()
+
+
+def test_the_first_of_a_long_queue_is_found_among_tenants() -> None:
+    """Whoever comes, leaves or has another priority: as if all of them were looked at."""
+    random, history = Random(2), History(max_num_seqs=1)
+    shares, queues = history.scheduler._shares, history.scheduler.queues
+    for number in range(400):
+        if random.random() < 0.6 or len(queues.waiting) < 2:
+            tenant, priority = random.choice("abcde"), random.choice([0, 0, 0, -1])
+            prompt = [number % 256, number // 256, 1, 2]
+            history.arrive(
+                prompt, SamplingParams(max_new_tokens=4), priority=priority, tenant=tenant
+            )
+        else:
+            history.scheduler.finish(random.choice(queues.waiting))
+        first = shares.first(queues)
+        assert first is min(queues.waiting, key=shares.order)
+        assert {s.request.request.tenant for s in queues.waiting} == {
+            s.request.request.tenant for s in queues.firsts()
+        }

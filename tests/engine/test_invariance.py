@@ -96,6 +96,7 @@ async def alone(
     quantize: str | None,
     kv_dtype: str,
     requests: list[Request],
+    num_seqs: int = 1,
     **changes: object,
 ) -> list[Outcome]:
     """Every request by itself: whole prompts, one thread, no cache."""
@@ -104,7 +105,7 @@ async def alone(
         dtype,
         quantize=quantize,
         kv_dtype=kv_dtype,
-        max_num_seqs=1,
+        max_num_seqs=num_seqs,
         enable_prefix_caching=False,
         **changes,
     )
@@ -180,6 +181,7 @@ def steps_ahead(monkeypatch):
 
 # variant, dtype, quantize: quantised weights change the linears only, which are alike everywhere.
 CASES = [(variant, dtype, None, "auto") for variant in sorted(MODELS) for dtype in ("fp32", "bf16")]
+NUM_PLAIN = len(CASES)
 CASES += [("llama3", "bf16", "int8", "auto"), ("qwen3", "bf16", "int4", "auto")]
 CASES += [("llama3", "bf16", None, "int8"), ("mistral", "fp32", None, "int8")]
 
@@ -225,6 +227,8 @@ def test_bits_do_not_depend_on_company(variant, dtype, quantize, kv_dtype, steps
     outcomes_alone(*case)
     have_run_ahead = {}
     for number, (name, changes) in enumerate(CONDITIONS.items()):
+        if name == "chunks of 1" and case not in CASES[:NUM_PLAIN]:
+            continue  # the longest, of which codes know no more than of chunks of 7
         steps_ahead.clear()
         totals = assert_same(case, name, number, **changes).stats().totals
         if name == "few blocks":
@@ -251,3 +255,32 @@ def test_bits_do_not_depend_on_drafts(variant, dtype, quantize, kv_dtype, monkey
         totals = assert_same(case, name, len(name), **changes).stats().totals
         assert 0 < totals.num_accepted_tokens < totals.num_draft_tokens
         assert totals.num_preemptions > 0 or name != "few blocks"
+
+
+@pytest.mark.parametrize(
+    "case", [("llama3", "bf16", None, "auto"), ("qwen3", "fp32", None, "auto")]
+)
+def test_bits_of_contrastive_search_do_not_depend_on_company(case):
+    """Searches beside ordinary requests, which some of them preempt, and cut into chunks."""
+    model, rng = stored_model(*case[:2]), random.Random(5)
+    searches = [
+        Request(
+            tuple(rng.randrange(4, VOCAB_SIZE) for _ in range(length)),
+            SamplingParams(
+                max_new_tokens=14, penalty_alpha=0.6, top_k=top_k, ignore_eos=True, logprobs=2
+            ),
+        )
+        for length, top_k in ((40, 4), (17, 2), (130, 3), (1, 5))
+    ]
+    requests = searches + outcomes_alone(*case)[0][:10]
+    expected = asyncio.run(alone(model, *case[1:], searches, num_seqs=5))
+    for name in ("two threads", "chunks of 7", "plain loop", "few blocks"):
+        changes = dict(CONDITIONS[name])
+        if name == "few blocks":
+            size = block_bytes(MODELS[case[0]], case[1])
+            changes["kv_cache_bytes"] = (MAX_MODEL_LEN // BLOCK_SIZE + 10) * size
+        config = config_of(model, case[1], **changes)
+        got, engine = asyncio.run(together(config, requests, seed=len(name)))
+        assert got[: len(searches)] == expected, name
+        assert got[len(searches) :] == outcomes_alone(*case)[1][:10], name
+        assert engine.stats().totals.num_preemptions > 0 or name != "few blocks"

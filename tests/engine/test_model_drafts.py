@@ -15,7 +15,7 @@ from lmi_core.engine.engine import Engine
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.engine.stats import EngineTotals
 from lmi_core.errors import ModelError, UserError
-from lmi_core.runners.cpu import draft_runner
+from lmi_core.runners.cpu import draft_chains
 from lmi_core.runners.cpu.cpu_runner import find_cpu_model
 from lmi_core.runners.cpu.draft_runner import CpuDraftRunner
 from lmi_core.runners.cpu.memory_needs import estimate
@@ -50,8 +50,9 @@ async def generated(
     config: EngineConfig, params: SamplingParams, prompts: list[tuple[int, ...]]
 ) -> tuple[list[list[tuple[int, float | None]]], EngineTotals]:
     async def one(engine: Engine, prompt: tuple[int, ...]) -> list[tuple[int, float | None]]:
-        stream = engine.generate(prompt, params)
-        return [(event.token_id, event.logprob) async for event in stream]
+        events = [event async for event in engine.generate(prompt, params)]
+        events.sort(key=lambda event: event.choice)
+        return [(event.token_id, event.logprob) for event in events]
 
     async with Engine(config, check_integrity=True) as engine:
         texts = await asyncio.gather(*(one(engine, prompt) for prompt in prompts))
@@ -110,7 +111,7 @@ def test_another_model_of_its_vocabulary_is_right_by_chance() -> None:
 
 
 def test_a_text_is_caught_up_with_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draft_runner, "MAX_DRAFT_ROWS", 16)
+    monkeypatch.setattr(draft_chains, "MAX_DRAFT_ROWS", 16)
     totals = both(copy_of_target(), PARAMS, 4, max_num_seqs=4)
     assert share(totals) == 1.0
 

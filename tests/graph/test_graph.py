@@ -299,3 +299,43 @@ def test_packing_keeps_every_weight(dtype, gated):
         np.testing.assert_allclose(weight.unpack(), expected, rtol=2**-8)
     else:
         np.testing.assert_array_equal(weight.unpack(), expected)
+
+
+def test_rows_are_kept_by_slot_and_copied_with_their_blocks(worker):
+    tiny, rng = Tiny(), np.random.default_rng(1)
+    kept = rng.normal(size=(8 * BLOCK, HIDDEN)).astype(np.float32)
+    before, columns = kept.copy(), np.array([1, 7, 40], np.int32)
+    graph = _native.Graph(
+        max_tokens=64,
+        max_seqs=4,
+        max_logit_rows=8,
+        max_blocks_per_seq=8,
+        block_size=BLOCK,
+        act_dtype="fp32",
+    )
+    x = graph.embed(tiny.table)
+    read = graph.kept_rows(kept)
+    graph.output(read)
+    graph.keep_rows(x, kept)
+    last = graph.gather_logit_rows(x)
+    graph.keep_rows(last, kept)
+    narrow = _native.LinearWeight.pack([tiny.head[:3]], format="fp32", gated=False)
+    spread = graph.spread_columns(graph.linear(last, narrow), columns, VOCAB)
+    graph.output(spread)
+    graph.sample(spread)
+    graph.finish()
+    tiny.step.add_copy(1, 3)
+    tiny.step.add([5, 6, 8], BLOCK - 3, 0, 0, "last")  # the next position is the next block's
+    tiny.step.add([9], 2, 3, 3, "none")
+    worker.run(graph, tiny.step)
+    slots = [BLOCK - 3, BLOCK - 2, BLOCK - 1, 6 * BLOCK + 2]
+    np.testing.assert_array_equal(graph.read(read, 4), before[slots])
+    expected = before.copy()
+    expected[3 * BLOCK : 4 * BLOCK] = before[BLOCK : 2 * BLOCK]
+    expected[slots] = tiny.table[[5, 6, 8, 9]]
+    expected[BLOCK] = tiny.table[8]
+    np.testing.assert_array_equal(kept, expected)
+    logits = graph.read(spread, 1)[0]
+    np.testing.assert_allclose(logits[columns], tiny.table[8] @ tiny.head[:3].T, atol=1e-5)
+    assert (np.delete(logits, columns) < -1e29).all()
+    assert tiny.step.sampled() == [columns[(tiny.table[8] @ tiny.head[:3].T).argmax()]]

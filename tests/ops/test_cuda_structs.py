@@ -38,7 +38,6 @@ INTERFACE = arguments.parse(HEADERS)
 DTYPE_NAMES = {
     "float32": "LMI_F32",
     "bfloat16": "LMI_BF16",
-    "float16": "LMI_F16",
     "int8": "LMI_I8",
     "float8_e4m3fn": "LMI_E4M3",
     "float8_e5m2": "LMI_E5M2",

@@ -132,7 +132,7 @@ def test_gather_rows(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> N
 
     ids = torch.tensor([3, 0, 3], dtype=torch.int32)
     for columns in (5, 64):
-        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        for dtype in (torch.float32, torch.bfloat16):
             table = random(4, columns).to(dtype)
             y = gather_rows(table.to(device), ids.to(device), 0.5)
             assert torch.equal(y.cpu(), table.float()[ids.long()] * 0.5)

@@ -28,7 +28,7 @@ from tests.ops.device_ops import (  # noqa: E402
     triton_module,
 )
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 IMPLEMENTATIONS = {
     "torch": "lmi_core.ops.kernels.torch_ops.linear_quantized",
     "triton": "lmi_core.ops.kernels.triton.linear_quantized",

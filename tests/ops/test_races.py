@@ -23,7 +23,8 @@ def run(kernel: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "kernel", ["block_ordered", "warp_ordered", "copied", "blocks_of_their_own", "sums"]
+    "kernel",
+    ["block_ordered", "warp_ordered", "copied", "blocks_of_their_own", "sums", "last_block_sees"],
 )
 def test_ordered_threads(kernel: str) -> None:
     assert run(kernel) == ""
@@ -41,6 +42,7 @@ def test_ordered_threads(kernel: str) -> None:
         ("beyond_the_end", {"access beyond it"}, "shared"),
         ("blocks_together", {"write"}, "global"),
         ("blocks_read_and_write", {"write", "read"}, "global"),
+        ("last_block_guesses", {"write", "read"}, "global"),
     ],
 )
 def test_unordered_threads(kernel: str, accesses: set[str], memory: str) -> None:

@@ -52,6 +52,16 @@ def test_what_is_written_is_read_back(
     assert not list(tmp_path.glob("*.partial"))
 
 
+def test_reordered_inputs_are_read_back(text: Path, tmp_path: Path) -> None:
+    path, out = cached_checkpoint("llama3"), tmp_path / "out"
+    asked = ["--format", "gptq", "--act-order", "--text", str(text), "--num-sequences", "2"]
+    assert main(["quantize", str(path), str(out), *asked]) == 0
+    settings = json.loads((out / "config.json").read_text())["quantization_config"]
+    assert settings["desc_act"] is True
+    exact, found = logits_of(path), logits_of(out)
+    assert 0 < np.sqrt(np.mean((found - exact) ** 2)) / exact.std() < 0.4
+
+
 def test_a_layer_is_the_codes_of_its_own_weights(tmp_path: Path) -> None:
     """Rounded to the nearest: on average weights move by a quarter of a step."""
     path, out = cached_checkpoint("llama3"), tmp_path / "out"
@@ -73,6 +83,8 @@ def test_a_layer_is_the_codes_of_its_own_weights(tmp_path: Path) -> None:
         (["--format", "awq", "--text", "absent"], "--text absent can't be read"),
         (["--format", "gguf"], "invalid choice: 'gguf'"),
         (["--format", "gptq", "--num-sequences", "0"], "needs --text FILE"),
+        (["--format", "gguf-q4_0", "--act-order"], "--act-order has no meaning"),
+        (["--format", "compressed-tensors-fp8", "--group-size", "32"], "no meaning"),
     ],
 )
 def test_arguments_that_do_not_go(

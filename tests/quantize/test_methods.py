@@ -69,6 +69,19 @@ def test_gptq_changes_less_of_what_inputs_that_depend_on_each_other_give(group_s
     )
 
 
+def test_the_largest_inputs_first_change_less() -> None:
+    weights, rows = weights_and_inputs()
+    plain, ordered = Hessian(), Hessian(by_size=True)
+    plain.add(rows)
+    ordered.add(rows)
+    grid = grid_of(4, 32)
+    by_size = gptq(weights, grid, ordered.measured())
+    assert sorted(by_size.groups) == sorted(grid.groups(256))
+    assert (np.diff(by_size.groups) != 0).sum() > 100
+    in_order = gptq(weights, grid, plain.measured())
+    assert change(by_size, weights, rows) < change(in_order, weights, rows)
+
+
 def test_gptq_takes_inputs_that_are_never_there_and_fewer_rows_than_inputs() -> None:
     weights, rows = weights_and_inputs()
     rows = rows[:40].copy()

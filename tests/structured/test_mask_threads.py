@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 
-from lmi_core.engine import engine as engine_module
+from lmi_core.engine import parts
 from lmi_core.engine.outputs import FinishReason
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.errors import EngineError, UserError
@@ -70,7 +70,7 @@ def params(text: str) -> SamplingParams:
 @pytest.fixture
 def rules(monkeypatch: pytest.MonkeyPatch) -> Rules:
     made = Rules()
-    monkeypatch.setattr(engine_module, "load_library", lambda *_, **__: made)
+    monkeypatch.setattr(parts, "load_library", lambda *_, **__: made)
     return made
 
 

@@ -281,8 +281,8 @@ OPTIONS = (
         "Speculative decoding as the library's JSON.",
         mapped(
             "speculation",
-            "by a draft model and by n-gram; prompt_lookup_min finds places in texts, "
-            "prompt_lookup_max ranks them",
+            "by a draft model, Medusa or EAGLE heads and n-gram; prompt_lookup_min finds places in "
+            "texts, prompt_lookup_max ranks them",
             capability="speculation.ngram",
             tuning=True,
         ),

@@ -30,7 +30,7 @@ _NGRAM_MODELS = ("ngram", "[ngram]")
 """vLLM's older way of naming the method."""
 _DRAFT_MODEL = "draft_model"
 """vLLM's newer name of the method that ``model`` alone means."""
-_METHODS = (_DRAFT_MODEL, "medusa")
+_METHODS = (_DRAFT_MODEL, "medusa", "eagle", "eagle3")
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
+from typing import cast
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from lmi_core.ops.device.step_arrays import IntArray, StepArrays
 
 QUERY_TILE = 16
-"""Token rows that one program of a prefill kernel takes."""
+"""Token rows of a tile of a prefill, where a kernel doesn't want others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,12 +49,24 @@ class DeviceStep:
     def upload(cls, arrays: StepArrays, *, block_size: int, device: torch.device) -> DeviceStep:
         host = {
             "single_seqs": np.flatnonzero(arrays.num_rows == 1).astype(np.int32),
-            "query_tiles": _query_tiles(arrays.num_rows),
+            "query_tiles": _query_tiles(arrays.num_rows, QUERY_TILE),
         }
         for array in fields(StepArrays):
             if array.name in cls.__slots__:
                 host[array.name] = getattr(arrays, array.name)
         return cls(host=arrays, block_size=block_size, is_refilled=False, **_upload(host, device))
+
+    def tiles_of(self, size: int) -> Tensor:
+        """As ``query_tiles``, of ``size`` rows; worked out once a step."""
+        if size == QUERY_TILE or len(self.query_tiles) == 0:
+            return self.query_tiles
+        key = ("query tiles", size)
+        if key not in self.derived:
+            tiles = _upload(
+                {"tiles": _query_tiles(self.host.num_rows, size)}, self.positions.device
+            )
+            self.derived[key] = tiles["tiles"]
+        return cast(Tensor, self.derived[key])
 
     def single_rows(self) -> Iterator[DeviceStep]:
         """Steps of one token row each, in order: as if every token came by itself."""
@@ -76,12 +89,12 @@ class DeviceStep:
             )
 
 
-def _query_tiles(num_rows: IntArray) -> IntArray:
+def _query_tiles(num_rows: IntArray, size: int) -> IntArray:
     tiles = [
         (seq, start)
         for seq, count in enumerate(num_rows.tolist())
         if count > 1
-        for start in range(0, count, QUERY_TILE)
+        for start in range(0, count, size)
     ]
     return np.array(tiles, np.int32).reshape(-1, 2)
 

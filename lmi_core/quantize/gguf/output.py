@@ -20,7 +20,7 @@ from lmi_core.models.rope import inverse_frequencies
 from lmi_core.models.spec import DecoderSpec
 from lmi_core.models.tensor_check import check_tensors
 from lmi_core.models.weights import expected_shapes
-from lmi_core.quantize.formats import Method
+from lmi_core.quantize.formats import Measured, Method
 from lmi_core.quantize.gguf.encode import encode
 from lmi_core.quantize.gguf.metadata import architecture_of, factor_tensors, model_metadata
 from lmi_core.quantize.gguf.mixes import Mix, fitting
@@ -139,12 +139,12 @@ class GgufFormat:
         self.method: Method = "importance" if has_text else "nearest"
 
     def make(
-        self, name: str, weights: FloatArray, measured: FloatArray | None
+        self, name: str, weights: FloatArray, measured: Measured
     ) -> tuple[Mapping[str, Stored], FloatArray]:
         kind = self._kinds[name]
         if kind in FLOAT_DTYPES:
             return {"weight": to_stored(weights, kind)}, rounded_to(weights, kind)
-        blocks = encode(weights, kind, measured)
+        blocks = encode(weights, kind, measured if isinstance(measured, np.ndarray) else None)
         shape = (len(weights), weights.shape[1])
         kept = BlockMatrix(BLOCK_TYPES[kind], shape, blocks).to_float32()
         return {"weight": Stored(kind, blocks)}, kept

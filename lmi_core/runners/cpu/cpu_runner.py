@@ -11,13 +11,18 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from lmi_core import _native
+from lmi_core.models.eagle_head import EagleHead
+from lmi_core.models.medusa_heads import MedusaHeads
+from lmi_core.runners.cpu.draft_chains import DraftChains
 from lmi_core.runners.cpu.draft_runner import CpuDraftRunner
+from lmi_core.runners.cpu.eagle_runner import EagleRunner, eagle_states
 from lmi_core.runners.cpu.medusa_runner import MedusaRunner
 from lmi_core.runners.cpu.recorded_model import RecordedModel
 from lmi_core.runners.cpu.sizes import (
     block_bytes_of,
     cache_dtype,
     check_sizes,
+    eagle_block_bytes,
     num_rank_threads,
     step_sizes,
 )
@@ -27,8 +32,8 @@ from lmi_core.runners.step_memory import StepMemory, size_kv_cache
 
 if TYPE_CHECKING:
     from lmi_core.adapters.store import LoraStore
+    from lmi_core.models.draft_heads import DraftHeads
     from lmi_core.models.loader import FoundModel, LoadedModel
-    from lmi_core.models.medusa_heads import MedusaHeads
     from lmi_core.ops.graph import LoraTable
     from lmi_core.runners.cpu.ranks import Ranks
     from lmi_core.settings.engine_config import EngineConfig
@@ -94,7 +99,7 @@ class CpuRunner:
         model: LoadedModel,
         packed: PackedModel | None = None,
         draft: DraftModel | None = None,
-        heads: MedusaHeads | None = None,
+        heads: DraftHeads | None = None,
         ranks: Ranks | None = None,
     ) -> None:
         """``draft``, ``heads``: what drafts for ``model``. ``ranks``: the others of those that
@@ -106,6 +111,9 @@ class CpuRunner:
         block_bytes = num_ranks * block_bytes_of(config, spec, model.dtype)
         if draft is not None:
             block_bytes += block_bytes_of(draft.config, draft.model.spec, draft.model.dtype)
+        eagle = heads if isinstance(heads, EagleHead) else None
+        if eagle is not None:
+            block_bytes += eagle_block_bytes(config, eagle, model.dtype)
         self.memory = size_kv_cache(
             config,
             block_bytes=block_bytes,
@@ -120,6 +128,9 @@ class CpuRunner:
         if config.lora is not None:
             self.adapters = _lora_store(config, config.lora, model)
         self._ranks = ranks
+        kept = None
+        if eagle is not None:
+            kept = eagle_states(config, model, eagle, self.memory.num_blocks)
         self._recorded = recorded = RecordedModel(
             config,
             model,
@@ -127,7 +138,8 @@ class CpuRunner:
             num_blocks=self.memory.num_blocks,
             kv_dtype=kv_dtype,
             adapters=None if self.adapters is None else self.adapters.table,
-            gives_rows=heads is not None,
+            gives_rows=isinstance(heads, MedusaHeads),
+            kept=kept,
             group=None if ranks is None else ranks.join(spec, sizes, self.memory.num_blocks),
         )
         self.cache, self.graph, self._result = recorded.cache, recorded.graph, recorded.result
@@ -137,15 +149,18 @@ class CpuRunner:
         if model.head is not None:
             self.head = model.head
 
-        self.drafter: CpuDraftRunner | MedusaRunner | None = None
+        self.drafter: DraftChains | None = None
         weight_bytes, arena_bytes = num_ranks * model.weights.num_bytes, self.graph.arena_bytes
         if draft is not None:
-            self.drafter = drafter = CpuDraftRunner(draft.config, draft.model, sizes, shared)
-            weight_bytes += draft.model.weights.num_bytes
-            arena_bytes += drafter.graph.arena_bytes
-        elif heads is not None:
-            self.drafter = medusa = MedusaRunner(config, model, heads, sizes, shared)
-            weight_bytes += medusa.num_bytes
+            self.drafter = CpuDraftRunner(draft.config, draft.model, sizes, shared)
+        elif isinstance(heads, MedusaHeads):
+            self.drafter = MedusaRunner(config, model, heads, sizes, shared)
+        elif eagle is not None:
+            assert kept is not None
+            self.drafter = EagleRunner(config, model, eagle, kept, sizes, shared)
+        if self.drafter is not None:
+            weight_bytes += self.drafter.num_bytes
+            arena_bytes += self.drafter.arena_bytes
         self._worker: _native.Worker | None = SharedWorker.acquire(num_rank_threads(config))
         if self.drafter is not None:
             self.drafter.worker = self._worker
@@ -173,7 +188,7 @@ class CpuRunner:
             runs_ahead=model.pooling is None,
             verifies_drafts=model.pooling is None,
             draft_model=_drafted_by(draft, heads),
-            has_draft_heads=heads is not None,
+            has_draft_heads=isinstance(heads, MedusaHeads),
             num_state_columns=spec.hidden_size if model.pooling is None and num_ranks == 1 else 0,
             pooling=model.pooling,
             has_adapters=self.adapters is not None,
@@ -236,6 +251,8 @@ class CpuRunner:
             return
         self._worker.drain()
         self._worker = None
+        if self.drafter is not None:
+            self.drafter.close()
         if self._ranks is not None:
             self._ranks.close()
         for packed in self._packed:
@@ -295,10 +312,10 @@ def _load(found: FoundModel, packed: PackedModel | None, progress: Progress | No
     return load_weights(config, found, weights, on_weights, smoothing, slicing)
 
 
-def _drafted_by(draft: DraftModel | None, heads: MedusaHeads | None) -> str:
+def _drafted_by(draft: DraftModel | None, heads: DraftHeads | None) -> str:
     if draft is not None:
         return str(draft.config.model)
-    return "" if heads is None else f"{heads.num_heads} Medusa heads of {heads.path}"
+    return "" if heads is None else heads.description
 
 
 def keep_packed(config: EngineConfig, progress: Progress | None = None) -> None:

@@ -11,11 +11,12 @@ from pathlib import Path
 
 from lmi_core import _native
 from lmi_core.errors import InsufficientMemoryError
+from lmi_core.models.eagle_head import EagleHead
 from lmi_core.models.loader import FoundModel, stored_format
 from lmi_core.models.slices import slicing_of
 from lmi_core.models.spec import DecoderSpec
-from lmi_core.runners.cpu.draft_runner import draft_rows
-from lmi_core.runners.cpu.sizes import block_bytes_of, step_sizes
+from lmi_core.runners.cpu.draft_chains import draft_rows
+from lmi_core.runners.cpu.sizes import block_bytes_of, eagle_block_bytes, step_sizes
 from lmi_core.runners.step_memory import size_kv_cache
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.units import megabytes
@@ -62,9 +63,13 @@ def estimate(config: EngineConfig, found: FoundModel, claimed_bytes: int = 0) ->
     if found.draft is not None:
         models.append((found.draft.asked, found.draft))
     slicing = slicing_of(config, found.spec)
+    of_head = 0
+    if isinstance(found.heads, EagleHead):
+        of_head = eagle_block_bytes(config, found.heads, _dtype(config, found))
     cache = size_kv_cache(
         config,
-        block_bytes=slicing.num_ranks
+        block_bytes=of_head
+        + slicing.num_ranks
         * sum(
             block_bytes_of(asked, slicing.spec(each.spec), _dtype(asked, each))
             for asked, each in models

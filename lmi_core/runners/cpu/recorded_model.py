@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from lmi_core import _native
 
 if TYPE_CHECKING:
+    from lmi_core.models.decoder import KeptStates
     from lmi_core.models.loader import LoadedModel
     from lmi_core.models.spec import DecoderSpec
     from lmi_core.ops.graph import Graph, Handle, LoraTable
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 class RecordedModel:
     """``group``: of the ranks that compute the model; None: this is all of it. ``gives_rows``: of
-    ``Decoder.record_with_rows``."""
+    ``Decoder.record_with_rows``. ``kept``: for a head that drafts."""
 
     def __init__(
         self,
@@ -31,6 +32,7 @@ class RecordedModel:
         kv_dtype: CacheDType,
         adapters: LoraTable | None = None,
         gives_rows: bool = False,
+        kept: KeptStates | None = None,
         group: _native.RankGroup | None = None,
     ) -> None:
         from lmi_core.models.decoder import Decoder
@@ -57,7 +59,13 @@ class RecordedModel:
         self._dtype = model.dtype
         self._group = group
         self.decoder = Decoder(
-            model.spec, model.weights, self.cache, sizes.max_model_len, adapters, model.slicing
+            model.spec,
+            model.weights,
+            self.cache,
+            sizes.max_model_len,
+            adapters,
+            model.slicing,
+            kept,
         )
         record = self.decoder.record_with_rows if gives_rows else self.decoder.record
         self.graph, self.result = self.record(record)

@@ -6,6 +6,7 @@ from typing import Literal
 
 from lmi_core import _native
 from lmi_core.errors import UserError
+from lmi_core.models.eagle_head import EagleHead
 from lmi_core.models.spec import DecoderSpec
 from lmi_core.runners.step_memory import StepSizes
 from lmi_core.settings.engine_config import EngineConfig
@@ -79,3 +80,9 @@ def block_bytes_of(config: EngineConfig, spec: DecoderSpec, dtype: Literal["fp32
         head_dim=spec.attention.head_dim,
         dtype=cache_dtype(config, dtype),
     )
+
+
+def eagle_block_bytes(config: EngineConfig, head: EagleHead, dtype: Literal["fp32", "bf16"]) -> int:
+    """Of a KV block: of the head's layer, and of the states that it goes on from."""
+    state_bytes = config.block_size * head.spec.hidden_size * (4 if dtype == "fp32" else 2)
+    return block_bytes_of(config, head.spec, dtype) + state_bytes

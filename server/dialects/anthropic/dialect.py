@@ -11,7 +11,7 @@ from lmi_server.dialects.anthropic.schema import CountBody, MessagesBody
 from lmi_server.dialects.generation import generate, read_known
 from lmi_server.dialects.openai.openai import check_content_type
 from lmi_server.dialects.routes import ModelRoute
-from lmi_server.dialects.table import Dialect, ErrorForm
+from lmi_server.dialects.table import USUAL_STATUSES, Dialect, ErrorForm
 from lmi_server.models.loaded_model import LoadedModel
 
 _JSON = ("application/json",)
@@ -28,18 +28,7 @@ _ERRORS = ErrorForm(
         },
         "required": ["type", "error"],
     },
-    statuses={
-        400: "the request can't be served as written",
-        401: "the API key is missing or wrong",
-        404: "no such route or model",
-        405: "wrong method",
-        408: "the body came too slowly",
-        413: "the body is too long",
-        415: "the body isn't JSON",
-        429: "the server is full",
-        500: "the server failed",
-        503: "the server is not ready or stopping",
-    },
+    statuses=USUAL_STATUSES,
 )
 
 

@@ -18,7 +18,7 @@ from lmi_server.dialects.openai.openai import openai_protocol
 from lmi_server.dialects.openai.responses_routes import RESPONSES_ROUTES
 from lmi_server.dialects.openai.token_routes import TOKEN_ROUTES
 from lmi_server.dialects.routes import ModelRoute, ServerAnswer, ServerRoute, metrics_route
-from lmi_server.dialects.table import Dialect, ErrorForm
+from lmi_server.dialects.table import USUAL_STATUSES, Dialect, ErrorForm
 from lmi_server.http.openapi import openapi_route
 from lmi_server.management.lora_routes import LORA_ROUTES
 from lmi_server.models.custom_code_backend import CustomCodeBackend
@@ -47,18 +47,7 @@ _ERRORS = ErrorForm(
         },
         "required": ["error"],
     },
-    statuses={
-        400: "the request can't be served as written",
-        401: "the API key is missing or wrong",
-        404: "no such route or model",
-        405: "wrong method",
-        408: "the body came too slowly",
-        413: "the body is too long",
-        415: "the body isn't JSON",
-        429: "the server is full",
-        500: "the server failed",
-        503: "the server is not ready or stopping",
-    },
+    statuses=USUAL_STATUSES,
 )
 
 

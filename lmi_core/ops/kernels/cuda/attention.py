@@ -14,7 +14,7 @@ from lmi_core.ops.kernels.cuda import library
 from lmi_core.ops.kernels.cuda.attention_lists import list_attention
 from lmi_core.ops.kernels.fallback import fallback
 
-DTYPES = (torch.bfloat16, torch.float16)
+DTYPES = (torch.bfloat16,)
 MAX_HEAD_DIM = 256
 NARROW_HEAD_DIM = 64
 WIDE_HEAD_BYTES = 132 << 10
@@ -99,10 +99,9 @@ def attention(
             q,
             work=lists.decode,
             num_work=len(lists.decode),
-            merges=lists.merges,
-            num_merges=len(lists.merges),
             partials=partials,
             log_masses=log_masses,
+            arrivals=lists.arrivals,
             **arguments,
         )
     if len(lists.prefill):

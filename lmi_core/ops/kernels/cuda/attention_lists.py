@@ -19,6 +19,8 @@ SPLIT_TOKENS = 0
 """Keys per split of a decode; 0: as many as keep the device busy. A fixed size, a multiple of 64,
 makes a sequence's result independent of the other ones' lengths."""
 _MIN_SPLIT_TOKENS = 256
+_ENTRY_SIZE = 6
+"""Of LmiAttentionWork."""
 
 
 class AttentionLists:
@@ -43,37 +45,34 @@ class AttentionLists:
         }
         lists = _lists(step.host, self._shape)
         if step.is_refilled:
-            lists = lists.padded(_most_work(step.host, self._shape), len(step.host.num_rows))
-        self._values = _upload(lists, step.positions.device)
-        num_decode, num_prefill = lists.decode.size, lists.prefill.size
-        parts = torch.split(self._values, [num_decode, num_prefill, lists.merges.size])
-        self.decode = parts[0].view(-1, 4)
-        """[n, 4]: sequence, first key, key past the last, partial result or -1."""
-        self.prefill = parts[1].view(-1, 4)
-        """[n, 4]: sequence, first row, row past the last, -1."""
-        self.merges = parts[2].view(-1, 3)
-        """[n, 3]: sequence, first partial result, number of them."""
+            lists = lists.padded(_most_work(step.host, self._shape))
+        device = step.positions.device
+        self._values = _upload(lists, device)
+        parts = torch.split(self._values, [lists.decode.size, lists.prefill.size])
+        self.decode = parts[0].view(-1, _ENTRY_SIZE)
+        self.prefill = parts[1].view(-1, _ENTRY_SIZE)
         self.num_partials = lists.num_partials
+        self.arrivals = torch.zeros(
+            lists.num_partials, num_q_heads, dtype=torch.int32, device=device
+        )
+        """Zeros, but while a kernel counts in them."""
 
     def refresh(self, host: StepArrays) -> None:
         """Lists of another step of single rows, into the same places."""
-        lists = _lists(host, self._shape).padded(len(self.decode), len(self.merges))
+        lists = _lists(host, self._shape).padded(len(self.decode))
         self._values.copy_(_staged(lists, self._values.device), non_blocking=True)
 
 
 class _Lists(NamedTuple):
     decode: IntArray
     prefill: IntArray
-    merges: IntArray
     num_partials: int
 
-    def padded(self, num_decode: int, num_merges: int) -> _Lists:
-        """With entries that are no work, up to these numbers of them."""
-        decode = np.zeros((num_decode, 4), np.int32)
-        merges = np.zeros((num_merges, 3), np.int32)
+    def padded(self, num_decode: int) -> _Lists:
+        """With entries that are no work, up to this number of them."""
+        decode = np.zeros((num_decode, _ENTRY_SIZE), np.int32)
         decode[: len(self.decode)] = self.decode
-        merges[: len(self.merges)] = self.merges
-        return _Lists(decode, self.prefill, merges, num_decode)
+        return _Lists(decode, self.prefill, num_decode)
 
 
 def list_attention(
@@ -100,8 +99,7 @@ def _lists(host: StepArrays, shape: dict[str, int]) -> _Lists:
     kv_lengths = np.ascontiguousarray(host.kv_lengths, np.int32)
     smallest = shape["split_tokens"] or _MIN_SPLIT_TOKENS
     capacity = int(max((kv_lengths // smallest + 2).sum(), num_rows.sum()))
-    decode, prefill = np.empty((2, capacity, 4), np.int32)
-    merges = np.empty((len(num_rows), 3), np.int32)
+    decode, prefill = np.empty((2, capacity, _ENTRY_SIZE), np.int32)
     kernels = library.load()
     request = kernels.interface.structs["AttentionLists"](
         num_rows=num_rows.ctypes.data,
@@ -110,14 +108,12 @@ def _lists(host: StepArrays, shape: dict[str, int]) -> _Lists:
         capacity=capacity,
         decode=decode.ctypes.data,
         prefill=prefill.ctypes.data,
-        merges=merges.ctypes.data,
         **shape,
     )
     kernels.call_with("list_attention", request)
     return _Lists(
         decode[: request.num_decode],
         prefill[: request.num_prefill],
-        merges[: request.num_merges],
         request.num_partials,
     )
 
@@ -145,7 +141,7 @@ def _upload(lists: _Lists, device: torch.device) -> Tensor:
 
 def _staged(lists: _Lists, device: torch.device) -> Tensor:
     """All lists behind one another, on the host."""
-    values = np.concatenate([part.ravel() for part in lists[:3]])
+    values = np.concatenate([part.ravel() for part in lists[:2]])
     staging = torch.empty(values.size, dtype=torch.int32, pin_memory=device.type == "cuda")
     staging.numpy()[:] = values
     return staging

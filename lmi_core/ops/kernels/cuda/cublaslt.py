@@ -33,7 +33,7 @@ def can_unpack() -> bool:
 
 
 def linear_dense(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x @ weight^T + bias: [R, k], [n, k] in bf16 or fp16 -> fp32 [R, n]; bias is fp32.
+    """x @ weight^T + bias: [R, k], [n, k] in bf16 -> fp32 [R, n]; bias is fp32.
 
     Where cuBLASLt has no algorithm for the shape a kernel of our own runs, which the log says."""
     y = torch.empty(len(x), len(weight), dtype=torch.float32, device=x.device)

@@ -29,7 +29,6 @@ DEPENDENT_LAUNCH = "LMI_CUDA_DEPENDENT_LAUNCH"
 DTYPES = {
     torch.float32: 0,
     torch.bfloat16: 1,
-    torch.float16: 2,
     torch.int8: 3,
     torch.float8_e4m3fn: 6,
     torch.float8_e5m2: 7,

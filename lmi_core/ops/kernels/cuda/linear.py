@@ -13,7 +13,7 @@ from lmi_core.ops.kernels.torch_ops.linear import linear as torch_linear
 
 MAX_FEW_ROWS = 8
 """LMI_MAX_FEW_ROWS."""
-DTYPES = (torch.bfloat16, torch.float16)
+DTYPES = (torch.bfloat16,)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

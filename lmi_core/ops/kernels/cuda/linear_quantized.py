@@ -43,7 +43,7 @@ def linear_quantized(
 
 
 def quantize_rows(x: Tensor, format: RowFormat) -> QuantizedRows:
-    """x [R, n] in fp32, bf16 or fp16."""
+    """x [R, n] in fp32 or bf16."""
     rows, named = results_like(x, x.shape[1], x.dtype, format)
     library.call(
         "quantize_rows",

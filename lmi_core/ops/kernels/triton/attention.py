@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lmi_core.ops.device.device_step import QUERY_TILE, DeviceStep
+from lmi_core.ops.device.device_step import DeviceStep
 from lmi_core.ops.device.paged_cache import Scales
 from lmi_core.ops.kernels.triton.attention_tile import attend_tile
 from lmi_core.ops.kernels.triton.codes import StoredCache
@@ -19,6 +19,10 @@ MIN_SPLIT_KEYS = 256
 BLOCK_KEYS = 32
 """Keys that a program takes at once."""
 MIN_DOT_SIZE = 16
+TILE_ROWS = 128
+"""Of a prefill's scores: tokens times query heads of a group; half as many of wide heads, whose
+results take the registers."""
+NARROW_HEAD_DIM = 128
 
 
 def attention(
@@ -44,24 +48,33 @@ def attention(
     y = torch.empty_like(q)
     if len(step.single_seqs):
         _decode(q, cache, y, step, settings, sizes)
-    if len(step.query_tiles):
-        _prefill_kernel[(len(step.query_tiles), sizes["NUM_KV_HEADS"])](
+    query_tile = tile_tokens(sizes["GROUP"], sizes["HEAD_DIM"])
+    tiles = step.tiles_of(query_tile)
+    if len(tiles):
+        _prefill_kernel[(len(tiles), sizes["NUM_KV_HEADS"])](
             q,
             *cache.tensors,
             y,
-            step.query_tiles,
+            tiles,
             step.first_rows,
             step.num_rows,
             step.kv_lengths,
             step.block_tables,
             step.block_tables.shape[1],
             *settings,
-            QUERY_TILE=QUERY_TILE,
+            QUERY_TILE=query_tile,
             BLOCK_GROUP=triton.next_power_of_2(sizes["GROUP"]),
             CODE=cache.code,
             **sizes,
         )
     return y
+
+
+def tile_tokens(group: int, head_dim: int) -> int:
+    """Tokens of a prefill's tile, for a group of so many query heads."""
+    rows = TILE_ROWS if head_dim <= NARROW_HEAD_DIM else TILE_ROWS // 2
+    tokens: int = rows // triton.next_power_of_2(group)
+    return max(1, tokens)
 
 
 def kernel_sizes(

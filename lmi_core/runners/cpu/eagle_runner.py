@@ -1,0 +1,66 @@
+"""An EAGLE head on the CPU: its part of the KV blocks, and the states that it goes on from."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lmi_core import _native
+from lmi_core.models.eagle_decoder import EagleDecoder, kept_states, pack_eagle
+from lmi_core.models.eagle_head import EagleHead
+from lmi_core.ops.cpu import NativeWeights
+from lmi_core.runners.cpu.draft_chains import DraftChains, draft_rows, most_drafts
+from lmi_core.runners.cpu.sizes import cache_dtype, num_rank_threads
+from lmi_core.runners.step_memory import StepMemory, StepSizes
+
+if TYPE_CHECKING:
+    from lmi_core.models.decoder import KeptStates
+    from lmi_core.models.loader import LoadedModel
+    from lmi_core.settings.engine_config import EngineConfig
+
+
+def eagle_states(
+    config: EngineConfig, model: LoadedModel, head: EagleHead, num_blocks: int
+) -> KeptStates:
+    """What the steps of ``model`` keep for its head."""
+    weights = NativeWeights(config.instruction_set, num_rank_threads(config))
+    return kept_states(head, model.dtype, num_blocks * config.block_size, weights)
+
+
+class EagleRunner(DraftChains):
+    """Implements ``DraftRunner`` beside the runner of the model that it drafts for."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        model: LoadedModel,
+        head: EagleHead,
+        kept: KeptStates,
+        sizes: StepSizes,
+        shared: StepMemory,
+    ) -> None:
+        """``sizes``, ``shared``: of the steps of ``model``, which keep ``kept``."""
+        from lmi_core.ops.graph import Graph
+
+        rows, depth = draft_rows(config), most_drafts(config)
+        super().__init__(config, sizes, shared, max_num_tokens=rows, num_steps=depth)
+        self.shift = 1
+        attention = head.spec.attention
+        self.cache = _native.KvCache(
+            num_layers=1,
+            num_blocks=shared.pool.num_blocks,
+            block_size=config.block_size,
+            num_kv_heads=attention.num_kv_heads,
+            head_dim=attention.head_dim,
+            dtype=cache_dtype(config, model.dtype),
+        )
+        backend = NativeWeights(config.instruction_set, num_rank_threads(config))
+        weights = pack_eagle(head, model, backend)
+        self.num_bytes = weights.num_bytes + sum(linear.num_bytes for linear in kept.linears)
+        self.decoder = EagleDecoder(head, weights, kept.table, self.cache, sizes.max_model_len)
+        recorded = Graph(model.dtype)
+        self.decoder.record(recorded)
+        self.graph = self._new_graph(recorded)
+        self.arena_bytes = self.graph.arena_bytes
+
+    def graph_of(self, step_id: int) -> _native.Graph:
+        return self.graph

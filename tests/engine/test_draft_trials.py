@@ -1,0 +1,74 @@
+"""Whether drafts of a model pay is found out again and again, less often where they don't."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from lmi_core.engine.model_drafts import ModelDrafts
+from lmi_core.engine.sequence import SequenceState
+from lmi_core.engine.step_costs import StepCosts
+
+
+def costs(base_s: float, row_s: float) -> StepCosts:
+    result = StepCosts()
+    for rows in (1, 2, 4, 8):
+        result.note(rows, base_s + row_s * rows)
+    return result
+
+
+class Text(SimpleNamespace):
+    __hash__ = object.__hash__
+
+
+def sequence() -> Any:
+    tokens = [1] * 40
+    return Text(token_ids=tokens, max_len=100_000, num_drafted=0, state=SequenceState.RUNNING)
+
+
+class Steps:
+    """Steps of sequences, whose drafts are right or wrong as ``is_right`` says of each."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        runner: Any = SimpleNamespace(max_model_len=100_000, shift=0)
+        self.drafts = ModelDrafts(runner, costs(0.02, 0.001), block_size=16, max_depth=4)
+        monkeypatch.setattr(self.drafts, "_costs", costs(0.004, 0.0002))
+
+    def run(self, sequences: list[Any], is_right: dict[int, bool], count: int) -> list[int]:
+        """Returns how many were drafted for in each step."""
+        seen = []
+        for _ in range(count):
+            depths = self.drafts.depths(sequences, len(sequences), len(sequences), 64, ahead=False)
+            self.drafts._note_begun([s for s, _ in depths])
+            for each, depth in depths:
+                self.drafts.count(each, depth, depth * is_right[id(each)])
+            seen.append(len(depths))
+        return seen
+
+
+def test_useless_drafts_are_tried_less_and_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps, only = Steps(monkeypatch), sequence()
+    seen = steps.run([only], {id(only): False}, 8000)
+    assert sum(seen[:20]) < 12
+    assert 5 <= sum(seen[20:]) <= 14
+    assert sum(seen[4000:]) >= 2
+
+
+def test_good_ones_are_found_at_the_next_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps, only = Steps(monkeypatch), sequence()
+    steps.run([only], {id(only): False}, 300)
+    seen = steps.run([only], {id(only): True}, 800)
+    first = seen.index(1)
+    assert first < 300
+    assert sum(seen[first + 40 :]) == 800 - first - 40
+
+
+def test_one_is_tried_while_another_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps, good, late = Steps(monkeypatch), sequence(), sequence()
+    is_right = {id(good): True, id(late): False}
+    seen = steps.run([good, late], is_right, 400)
+    assert seen[-100:].count(2) <= 2
+    is_right[id(late)] = True
+    assert steps.run([good, late], is_right, 1200)[-10:] == [2] * 10
