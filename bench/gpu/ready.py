@@ -27,7 +27,6 @@ from bench.gpu.shapes import GPU_SHAPES
 from bench.server_process import started
 
 SERVER_PACKAGES = ("lmi_server", "aiohttp", "msgspec", "prometheus_client")
-"""The first is the project's own: sources alone don't have it under that name."""
 PIECE_BYTES = 64 << 20
 DEVICES = {"cuda": "cuda", "cpu": "torch-cpu"}
 _PIECE = random_bf16(np.random.default_rng(0), (PIECE_BYTES // 8192, 4096), is_norm=False)
@@ -87,6 +86,14 @@ def missing_for_serving() -> str:
     return ", ".join(name for name in SERVER_PACKAGES if importlib.util.find_spec(name) is None)
 
 
+def name_the_server(directory: Path) -> None:
+    """Give the sources' ``server`` the name that it has where it is installed."""
+    if importlib.util.find_spec("lmi_server") is None:
+        (directory / "lmi_server").symlink_to(Path(__file__).resolve().parents[2] / "server")
+        sys.path.insert(0, str(directory))
+        os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
+
+
 def engine_start_s(model: Path) -> float:
     """From the creation of a process to its engine's being ready."""
     command = [sys.executable, "-c", _START_ENGINE, str(model), os.environ["OPTION_DEVICE"]]
@@ -123,6 +130,7 @@ def main() -> None:
     arguments = parse(__doc__, shape={"choices": sorted(GPU_SHAPES), "default": "llama3-8b"})
     os.environ["OPTION_DEVICE"] = DEVICES[arguments.device]
     with tempfile.TemporaryDirectory() as directory:
+        name_the_server(Path(directory))
         shape = GPU_SHAPES[arguments.shape]
         model = make_checkpoint(shape, Path(directory, shape.name), make=make_tensor)
         concurrency, seconds = ("4", "2") if arguments.tiny else ("64", "8")

@@ -174,11 +174,13 @@ def _on_cpu(subject: Subject, kind: DeviceKind) -> Placement:
     num_ranks = num_copies * degree
     if degree > 1 and 0 < host.num_cores < num_ranks:
         copies = f" in {num_copies} copies" if num_copies > 1 else ""
+        most = host.num_cores // num_copies
+        fitting = f"{DEGREE}={1 << most.bit_length() - 1}, or " if most > 1 else ""
         subject.refuse(
             DEGREE,
             f"{DEGREE}={degree}{copies} needs {num_ranks} cores, one for each process, and there "
-            f"are {host.num_cores} here: write {DEGREE}=1, with which one process uses all cores"
-            f"{', or fewer copies' if num_copies > 1 else ''}",
+            f"are {host.num_cores} here: write {fitting}{DEGREE}=1, with which one process uses all "
+            f"cores{', or fewer copies' if num_copies > 1 else ''}",
         )
     num_cores = max(1, host.num_cores // num_ranks) if host.num_cores else 0
     return Placement(
