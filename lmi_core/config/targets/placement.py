@@ -179,8 +179,8 @@ def _on_cpu(subject: Subject, kind: DeviceKind) -> Placement:
         subject.refuse(
             DEGREE,
             f"{DEGREE}={degree}{copies} needs {num_ranks} cores, one for each process, and there "
-            f"are {host.num_cores} here: write {fitting}{DEGREE}=1, with which one process uses all "
-            f"cores{', or fewer copies' if num_copies > 1 else ''}",
+            f"are {host.num_cores} here: write {fitting}{DEGREE}=1, with which one process uses "
+            f"all cores{', or fewer copies' if num_copies > 1 else ''}",
         )
     num_cores = max(1, host.num_cores // num_ranks) if host.num_cores else 0
     return Placement(
