@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,7 @@ class GgufOutput:
         vectors = factor_tensors(found.spec)
         self._targets = targets(found.spec, architecture, found.tensors)
         self._waiting: dict[str, Stored] = {}
+        self._num_wanted = Counter(name for each in self._targets for name in each.sources)
         config = found.checkpoint.config
         of_tokenizer = tokenizer_metadata(
             tokenizer, found.checkpoint.path, found.spec.vocab_size, config.eos_token_ids
@@ -92,7 +94,7 @@ class GgufOutput:
 
     def add(self, tensors: Mapping[str, Stored]) -> None:
         """Take tensors of the checkpoint: matrices of layers in their types, others in floats."""
-        self._waiting |= tensors
+        self._waiting |= {name: tensors[name] for name in tensors if self._num_wanted[name]}
         for target in self._targets:
             if target.sources[0] not in tensors and target.sources[-1] not in tensors:
                 continue
@@ -109,6 +111,10 @@ class GgufOutput:
         kind = self._kind(target)
         parts = [_in_kind(self._waiting[source], kind, target.added) for source in target.sources]
         self._writer.write(target.name, target.assemble(parts))
+        self._num_wanted.subtract(target.sources)
+        for source in target.sources:
+            if not self._num_wanted[source]:
+                self._waiting.pop(source, None)
 
     def _kind(self, target: Target) -> str:
         if not target.is_matrix:
