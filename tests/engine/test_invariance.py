@@ -280,7 +280,11 @@ def test_bits_of_contrastive_search_do_not_depend_on_company(case):
             size = block_bytes(MODELS[case[0]], case[1])
             changes["kv_cache_bytes"] = (MAX_MODEL_LEN // BLOCK_SIZE + 10) * size
         config = config_of(model, case[1], **changes)
-        got, engine = asyncio.run(together(config, requests, seed=len(name)))
-        assert got[: len(searches)] == expected, name
-        assert got[len(searches) :] == outcomes_alone(*case)[1][:10], name
-        assert engine.stats().totals.num_preemptions > 0 or name != "few blocks"
+        for seed in range(20):  # until somebody happens to be in the way
+            got, engine = asyncio.run(together(config, requests, seed=seed))
+            assert got[: len(searches)] == expected, name
+            assert got[len(searches) :] == outcomes_alone(*case)[1][:10], name
+            if name != "few blocks" or engine.stats().totals.num_preemptions > 0:
+                break
+        else:
+            pytest.fail("nothing was preempted")

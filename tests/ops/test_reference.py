@@ -78,8 +78,9 @@ def test_a_native_step_reads_as_the_same_arrays() -> None:
     assert (native.copy_src.tolist(), native.copy_dst.tolist()) == ([2], [9])
     np.testing.assert_array_equal(native.block_tables, table[[3, 1, 0]])
     assert native.table_rows.tolist() == [0, 1, 2]
+    assert native.token_types.tolist() == [0] * 43
     for name in {field.name for field in fields(StepArrays)} - {
-        "copy_src", "copy_dst", "block_tables", "table_rows"
+        "copy_src", "copy_dst", "block_tables", "table_rows", "token_types"
     }:  # fmt: skip
         np.testing.assert_array_equal(getattr(native, name), getattr(plain, name), err_msg=name)
 

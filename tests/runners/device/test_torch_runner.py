@@ -94,7 +94,7 @@ def test_what_was_decided() -> None:
 
 
 def test_a_failed_step_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    from lmi_core.ops.kernels import torch_ops
+    from lmi_core.ops.kernels.torch_ops import attention
 
     def fail(*args: object, **options: object) -> None:
         raise RuntimeError("out of something")
@@ -105,12 +105,12 @@ def test_a_failed_step_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
                 await collect(engine, [5, 6])
             await assert_nothing_leaked(engine)
 
-    monkeypatch.setattr(torch_ops, "attention", fail)
+    monkeypatch.setattr(attention, "attention", fail)
     run(generate())
 
 
 def test_a_step_without_memory_says_what_to_change(monkeypatch: pytest.MonkeyPatch) -> None:
-    from lmi_core.ops.kernels import torch_ops
+    from lmi_core.ops.kernels.torch_ops import attention
 
     def fail(*args: object, **options: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
@@ -120,7 +120,7 @@ def test_a_step_without_memory_says_what_to_change(monkeypatch: pytest.MonkeyPat
             with pytest.raises(EngineError, match=r"lower gpu_memory_utilization, which is 0.9\)"):
                 await collect(engine, [5, 6])
 
-    monkeypatch.setattr(torch_ops, "attention", fail)
+    monkeypatch.setattr(attention, "attention", fail)
     run(generate())
 
 
