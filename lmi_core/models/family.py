@@ -190,14 +190,15 @@ def decoder_spec(
     max_positions: int,
     ropes: tuple[RopeSpec, ...] = (),
     partial_rotary: float = 1.0,
+    theta: float = 10000.0,
     activation: str = "silu",
     tied: bool = False,
     **changes: Any,
 ) -> DecoderSpec:
     """The rest of the spec, which all families spell alike. ``max_positions``, ``partial_rotary``,
-    ``activation`` and ``tied`` are the family's defaults where config.json has none; ``ropes``, of
-    layers, are read where there are none and positions are neither learned nor ALiBi's;
-    ``changes``: fields of the spec."""
+    ``theta``, ``activation`` and ``tied`` are the family's defaults where config.json has none;
+    ``ropes``, of layers, are read where there are none and positions are neither learned nor
+    ALiBi's; ``changes``: fields of the spec."""
     name = config.get("hidden_act") or activation
     if name not in _ACTIVATIONS:
         error = config.error("hidden_act", f"is {name!r}; supported: {', '.join(_ACTIVATIONS)}")
@@ -209,7 +210,13 @@ def decoder_spec(
         ropes = (NO_ROPE,) * config.num_layers
     norm = changes.pop("norm", None) or norm_spec(config)
     if not ropes:
-        rope = rope_spec(config, attention.head_dim, positions, partial_default=partial_rotary)
+        rope = rope_spec(
+            config,
+            attention.head_dim,
+            positions,
+            partial_default=partial_rotary,
+            theta_default=theta,
+        )
         ropes = (rope,) * config.num_layers
     spec = DecoderSpec(
         architecture=config.architecture,

@@ -34,7 +34,7 @@ def deepseek(config: HfConfig, family: str, experts: ExpertSpec, **changes: Any)
     """With latent attention; ``changes``: of ``decoder_spec``."""
     bias = config.boolean("attention_bias")
     latent = LatentSpec(
-        q_rank=config.optional_integer("q_lora_rank") or 0,
+        q_rank=config.optional_integer("q_lora_rank", 1536) or 0,
         kv_rank=config.integer("kv_lora_rank", 512),
         nope_dim=config.integer("qk_nope_head_dim", 128),
         rope_dim=config.integer("qk_rope_head_dim", 64),

@@ -14,12 +14,14 @@ def read_spec(config: HfConfig) -> DecoderSpec:
     config.require("rope_interleave", True)
     experts = sigmoid_experts(
         config,
+        groups=(8, 4),
+        scale=2.5,
         num_experts=256,
         top_k=8,
         intermediate_size=2048,
         num_dense=config.integer("first_k_dense_replace", 3, minimum=0),
     )
-    further = config.integer("num_nextn_predict_layers", 0, minimum=0)
+    further = config.integer("num_nextn_predict_layers", 1, minimum=0)
     names = WeightNames(ignored_layers=further)
     return deepseek(config, "deepseek_v3", experts, max_positions=4096, names=names)
 

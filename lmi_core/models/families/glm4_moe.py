@@ -11,18 +11,21 @@ from lmi_core.weights.hf_config import HfConfig
 KEYS = {"num_experts": "n_routed_experts"}
 
 
-def sigmoid_experts(config: HfConfig, **defaults: int) -> ExpertSpec:
-    """As DeepSeek-V3 has them; ``defaults``: of ``expert_spec``."""
-    num_groups = config.integer("n_group", 1)
+def sigmoid_experts(
+    config: HfConfig, *, groups: tuple[int, int] = (1, 1), scale: float = 1.0, **defaults: int
+) -> ExpertSpec:
+    """As DeepSeek-V3 has them; ``groups``, all and the best ones, ``scale`` and ``defaults``, of
+    ``expert_spec``, are the family's where config.json has none."""
+    num_groups = config.integer("n_group", groups[0])
     inner = config.integer("moe_intermediate_size", defaults["intermediate_size"])
     return expert_spec(
         config,
         **defaults,
         scoring="sigmoid",
         normalizes=config.boolean("norm_topk_prob", True),
-        scale=config.number("routed_scaling_factor", 1.0),
+        scale=config.number("routed_scaling_factor", scale),
         num_groups=num_groups,
-        top_groups=config.integer("topk_group", 1),
+        top_groups=config.integer("topk_group", groups[1]),
         group_best=min(2, config.integer("num_experts", defaults["num_experts"]) // num_groups),
         choice_bias=True,
         shared_size=inner * config.integer("n_shared_experts", 1),

@@ -3,6 +3,8 @@ window in every other layer."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from lmi_core.models.family import (
     Family,
     attention_spec,
@@ -20,7 +22,19 @@ from lmi_core.weights.hf_config import HfConfig
 KEYS = {"num_experts": "num_local_experts", "moe_intermediate_size": "intermediate_size"}
 
 
+_ROPE = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
+
+
 def read_spec(config: HfConfig) -> DecoderSpec:
+    if "rope_parameters" not in config.values:
+        config = replace(config, values={"rope_scaling": _ROPE, **config.values})
     config.require("swiglu_limit", 7.0)
     config.require("swiglu_alpha", 1.702)
     bias = config.boolean("attention_bias", True)
@@ -47,6 +61,7 @@ def read_spec(config: HfConfig) -> DecoderSpec:
         config,
         "gpt_oss",
         attention,
+        theta=150000.0,
         max_positions=131072,
         norm=norm_spec(config, eps=1e-5),
         experts=experts,

@@ -26,6 +26,7 @@ def read_spec(config: HfConfig) -> DecoderSpec:
         "mixtral",
         attention,
         max_positions=131072,
+        theta=1000000.0,
         norm=norm_spec(config, eps=1e-5),
         experts=expert_spec(config, num_experts=8, top_k=2, normalizes=True, names=NAMES),
     )

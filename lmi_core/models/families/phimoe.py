@@ -33,6 +33,7 @@ def read_spec(config: HfConfig) -> DecoderSpec:
         "phimoe",
         attention,
         max_positions=131072,
+        theta=1000000.0,
         norm=norm_spec(config, eps=1e-5, kind="layer", bias=True),
         head_bias=config.boolean("lm_head_bias"),
         experts=experts,

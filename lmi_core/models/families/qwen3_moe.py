@@ -20,6 +20,7 @@ def read_spec(config: HfConfig) -> DecoderSpec:
         sparse=sparse_layers(config),
         normalizes=config.boolean("norm_topk_prob"),
     )
+    config = replace(config, values={"num_key_value_heads": 4, **config.values})
     return replace(qwen3.read_spec(config), family="qwen3_moe", experts=experts)
 
 
