@@ -10,7 +10,8 @@
 # make test-arm    the same for aarch64 under qemu (apt install g++-aarch64-linux-gnu qemu-user)
 # make bench       kernels, engine and front end beside the machine's roofs (a quiet machine, 15 minutes)
 # make fuzz        random configurations for FUZZ_SECONDS (600), at least FUZZ_CASES (200000);
-#                  then FUZZ_REQUESTS (100000) mutated requests to every route, and GGUF files
+#                  then FUZZ_REQUESTS (100000) mutated requests to every route, GGUF files,
+#                  and FUZZ_FILES (10000) checkpoints of each format
 # make bench-peers-quick  install other engines (once, about 20 minutes each at most), then compare
 #                  the 160M shape with them in under 30 minutes; run again, it goes on
 # bench/gpu_suite.sh OUT  the same on a GPU, with the GPU tests (9 minutes)
@@ -45,6 +46,7 @@ BROWSER ?= build/browser/chromium
 FUZZ_SECONDS ?= 600
 FUZZ_CASES ?= 200000
 FUZZ_REQUESTS ?= 100000
+FUZZ_FILES ?= 10000
 
 .PHONY: run test test-arm test-triton test-races test-browser text-generation-client bench bench-peers-quick fuzz lint test-asan test-tsan \
 	cuda cuda-all cuda-wheel cuda-resources cuda-latency cuda-loops wheels build clean check-tools
@@ -117,7 +119,7 @@ fuzz: $(VENV)/.installed-test
 	$(BIN)/python -m tests.config.fuzz --seconds $(FUZZ_SECONDS) --at-least $(FUZZ_CASES)
 	$(BIN)/python -m tests.server.fuzz --requests $(FUZZ_REQUESTS)
 	$(BIN)/python -m tests.weights.gguf_fuzz --files 10000
-	$(BIN)/python -m tests.weights.checkpoint_fuzz --files 10000
+	$(BIN)/python -m tests.weights.checkpoint_fuzz --files $(FUZZ_FILES)
 
 bench-peers-quick: $(VENV)/.installed
 	$(BIN)/python -m bench.peers install

@@ -105,7 +105,9 @@ def _widened(
 
     def floats() -> FloatArray:
         weights = steps().astype(np.float32)
-        weights *= _finite_scales(layer, stored)[:, groups]
+        # Infinite ones are refused when they are packed.
+        with np.errstate(over="ignore"):
+            weights *= _finite_scales(layer, stored)[:, groups]
         return weights
 
     def blocks() -> BlockMatrix:
