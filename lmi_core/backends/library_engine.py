@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Self, cast
 
 from lmi_core.adapters.names import AdapterNames
-from lmi_core.backends.library_run import LibraryRun, check_ids
+from lmi_core.backends.library_run import LibraryRun
 from lmi_core.backends.token_source import AdapterSource, TokenSource
 from lmi_core.engine.outputs import TokenEvent
 from lmi_core.engine.request import GenerationRequest
@@ -29,6 +29,7 @@ from lmi_core.engine.stats import (
 from lmi_core.errors import CapacityError, EngineError, TaskError, UserError
 from lmi_core.runners.runner import RunnerInfo
 from lmi_core.settings.library_config import LibraryConfig
+from lmi_core.text.prompt_errors import check_token_ids
 from lmi_core.text.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
@@ -166,7 +167,7 @@ class LibraryEngine:
         return await self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        check_ids(token_ids, self._source.vocab_size)
+        check_token_ids(token_ids, self._source.vocab_size, field="prompt_token_ids")
         return self.tokenizer.decode(token_ids, skip_special_tokens=False)
 
     async def generate_batches(

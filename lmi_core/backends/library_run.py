@@ -13,20 +13,10 @@ from lmi_core.backends.token_source import SampledToken, TokenBatch, TokenSource
 from lmi_core.engine.outputs import FinishReason, PromptToken, TokenEvent, TokenLogprob
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.stats import EngineObserver, EngineTotals, RequestRecord
-from lmi_core.errors import EngineError, UserError
-from lmi_core.text.prompt_errors import prompt_too_long
+from lmi_core.errors import EngineError
+from lmi_core.text.prompt_errors import check_token_ids, empty_prompt, prompt_too_long
 from lmi_core.text.stop import stop_strings
 from lmi_core.text.tokenizer import Tokenizer
-
-
-def check_ids(token_ids: Sequence[int], vocab_size: int) -> None:
-    """Raise UserError naming the first id that the model doesn't have."""
-    wrong = next((i for i in token_ids if not 0 <= i < vocab_size), None)
-    if wrong is not None:
-        raise UserError(
-            f"token id {wrong} is out of vocabulary; allowed are 0 to {vocab_size - 1}",
-            field="prompt_token_ids",
-        )
 
 
 class LibraryRun:
@@ -90,17 +80,14 @@ class LibraryRun:
         longest = self._source.max_model_len - 1
         if request.prompt_token_ids is not None:
             ids = list(request.prompt_token_ids)
-            check_ids(ids, self._source.vocab_size)
+            check_token_ids(ids, self._source.vocab_size, field="prompt_token_ids")
         else:
             assert request.prompt is not None
             ids = await self._tokenizer.encode(
                 request.prompt, add_special_tokens=request.add_special_tokens, max_tokens=longest
             )
         if not ids:
-            raise UserError(
-                "the prompt is empty: it must be provided and non-empty, of at least one token",
-                field="prompt",
-            )
+            raise empty_prompt()
         if len(ids) > longest:
             raise prompt_too_long(len(ids), longest)
         return ids

@@ -10,7 +10,7 @@ from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.stats import EngineInfo
 from lmi_core.errors import CapacityError, TaskError, UserError
 from lmi_core.models.pooling_head import PoolingHead
-from lmi_core.text.prompt_errors import prompt_too_long
+from lmi_core.text.prompt_errors import check_token_ids, empty_prompt, prompt_too_long
 from lmi_core.text.tokenizer import Tokenizer, WholeText
 
 _MAX_RETRY_AFTER_S = 60.0
@@ -74,17 +74,7 @@ class Intake:
 
     def check_token_ids(self, token_ids: abc.Sequence[int]) -> None:
         """Raise UserError naming the first id that the model doesn't have."""
-        vocab_size = self._info.runner.vocab_size
-        try:
-            if not token_ids or (min(token_ids) >= 0 and max(token_ids) < vocab_size):
-                return
-        except TypeError:
-            raise UserError(f"token ids are ints, not {token_ids!r:.80}", field="prompt") from None
-        wrong = next(i for i in token_ids if not 0 <= i < vocab_size)
-        raise UserError(
-            f"token id {wrong} is out of vocabulary; allowed are 0 to {vocab_size - 1}",
-            field="prompt",
-        )
+        check_token_ids(token_ids, self._info.runner.vocab_size)
 
     async def _token_ids(self, request: GenerationRequest) -> WholeText:
         if request.pooling is not None:
@@ -132,10 +122,7 @@ class Intake:
 
     def _check_prompt(self, prompt_ids: list[int]) -> None:
         if not prompt_ids:
-            raise UserError(
-                "the prompt is empty: it must be provided and non-empty, of at least one token",
-                field="prompt",
-            )
+            raise empty_prompt()
         if len(prompt_ids) > self._info.max_prompt_tokens:
             room = self._info.max_total_tokens - self._info.max_prompt_tokens
             raise prompt_too_long(len(prompt_ids), self._info.max_prompt_tokens, room=room)

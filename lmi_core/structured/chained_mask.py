@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Protocol
 
-import numpy as np
-
 from lmi_core.structured.mask_threads import MAX_DRAFTS_S, MissingMask
 from lmi_core.structured.matcher import Mask, Matcher
 
@@ -45,21 +43,9 @@ class ChainedMask(MissingMask):
         self._rows = rows
         self._num_given = 0
 
-    def compute(self) -> tuple[Mask, Exception | None]:
-        filled = np.zeros((len(self._masks), len(self._masks[0])), np.uint32)
-        try:
-            self._matcher.fill_mask(filled[0])
-        except Exception as error:
-            filled[:] = 0
-            return filled, error
-        num_kept = self._follow_chain(filled)
-        filled[num_kept + 1 :] = 0
-        self._rows.num_kept = num_kept
-        return filled, None
-
-    def _follow_chain(self, filled: Mask) -> int:
+    def _follow_drafts(self, filled: Mask) -> None:
         """Give each draft's row its mask, wait for the draft, and fill the mask behind it; go back
-        in the end. Returns how many drafts were followed."""
+        in the end."""
         num_accepted = num_kept = 0
         with suppress(Exception):  # where the draft is what is sampled, it is raised once more
             for i in range(len(self._masks) - 1):
@@ -74,7 +60,8 @@ class ChainedMask(MissingMask):
                 num_kept += 1
         if num_accepted:
             self._matcher.rollback(num_accepted)
-        return num_kept
+        filled[num_kept + 1 :] = 0
+        self._rows.num_kept = num_kept
 
     def _give(self, step_id: int, mask: Mask) -> bool:
         with self._lock:

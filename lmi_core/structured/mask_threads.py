@@ -65,8 +65,7 @@ class MissingMask:
         filled = np.zeros((len(self._masks), len(self._masks[0])), np.uint32)
         try:
             self._matcher.fill_mask(filled[0])
-            if self._drafts:
-                self._follow_drafts(filled)
+            self._follow_drafts(filled)
         except Exception as error:
             filled[:] = 0
             return filled, error

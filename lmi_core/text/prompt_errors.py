@@ -2,7 +2,30 @@
 
 from __future__ import annotations
 
-from lmi_core.errors import ContextLengthError
+from collections.abc import Sequence
+
+from lmi_core.errors import ContextLengthError, UserError
+
+
+def check_token_ids(token_ids: Sequence[int], vocab_size: int, *, field: str = "prompt") -> None:
+    """Raise UserError naming the first id that the model doesn't have."""
+    try:
+        if not token_ids or (min(token_ids) >= 0 and max(token_ids) < vocab_size):
+            return
+    except TypeError:
+        raise UserError(f"token ids are ints, not {token_ids!r:.80}", field=field) from None
+    wrong = next(i for i in token_ids if not 0 <= i < vocab_size)
+    raise UserError(
+        f"token id {wrong} is out of vocabulary; allowed are 0 to {vocab_size - 1}", field=field
+    )
+
+
+def empty_prompt() -> UserError:
+    """The error for a prompt without a token."""
+    return UserError(
+        "the prompt is empty: it must be provided and non-empty, of at least one token",
+        field="prompt",
+    )
 
 
 def prompt_too_long(

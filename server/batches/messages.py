@@ -20,6 +20,7 @@ from lmi_server.batches.store import ENDED, BatchStore, Record
 from lmi_server.dialects.decode import decode_json
 from lmi_server.dialects.large_bodies import worked
 from lmi_server.dialects.openai.openai import check_content_type
+from lmi_server.dialects.paging import page_limit
 from lmi_server.dialects.routes import ServerRoute
 from lmi_server.models.model_registry import ModelRegistry
 
@@ -80,12 +81,8 @@ async def list_batches(request: web.Request, models: ModelRegistry) -> web.Respo
     _, store = await opened(request)
     batches = [batch for batch in store.listed("batches") if batch["endpoint"] == MESSAGES]
     query = request.query
-    limit = query.get("limit", str(_USUALLY_LISTED))
-    if not limit.isascii() or not limit.isdecimal() or not 0 < int(limit[:9]) <= _MOST_LISTED:
-        raise UserError(
-            f"limit must be between 1 and {_MOST_LISTED}, got {limit[:40]!r}", field="limit"
-        )
-    shown, has_more = _between(batches, query.get("after_id"), query.get("before_id"), int(limit))
+    limit = page_limit(query, usual=_USUALLY_LISTED, most=_MOST_LISTED)
+    shown, has_more = _between(batches, query.get("after_id"), query.get("before_id"), limit)
     page = {
         "data": [_shown(batch) for batch in shown],
         "has_more": has_more,

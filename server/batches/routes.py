@@ -7,7 +7,6 @@ import re
 import time
 import uuid
 from collections.abc import Mapping
-from typing import Any
 
 import msgspec
 from aiohttp import web
@@ -18,6 +17,7 @@ from lmi_server.batches.runner import BATCHES, BatchRunner
 from lmi_server.batches.store import ENDED, BatchStore, Record
 from lmi_server.dialects.base import HttpError
 from lmi_server.dialects.decode import decode_json
+from lmi_server.dialects.paging import page_of
 from lmi_server.dialects.routes import ServerRoute
 from lmi_server.http.form import form_items
 from lmi_server.http.tenants import tenant_name
@@ -80,7 +80,7 @@ async def list_files(request: web.Request, models: ModelRegistry) -> web.Respons
     files = [file for file in store.listed("files") if purpose in (None, file["purpose"])]
     if request.query.get("order") == "asc":
         files.reverse()
-    return web.json_response(_page(files, request.query, _MOST_LISTED))
+    return web.json_response(page_of(files, request.query, usual=_MOST_LISTED, most=_MOST_LISTED))
 
 
 async def describe_file(request: web.Request, models: ModelRegistry) -> web.Response:
@@ -135,7 +135,9 @@ async def list_batches(request: web.Request, models: ModelRegistry) -> web.Respo
     _, store = await opened(request)
     listed = store.listed("batches")
     batches = [_shown(batch) for batch in listed if batch["endpoint"] in OPENAI_ENDPOINTS]
-    return web.json_response(_page(batches, request.query, _USUALLY_LISTED))
+    return web.json_response(
+        page_of(batches, request.query, usual=_USUALLY_LISTED, most=_MOST_LISTED)
+    )
 
 
 async def describe(request: web.Request, models: ModelRegistry) -> web.Response:
@@ -183,27 +185,6 @@ def new_batch(
 def _shown(batch: Record) -> Record:
     """Without what is only for going on with it."""
     return {name: value for name, value in batch.items() if name not in _PRIVATE}
-
-
-def _page(records: list[Record], query: Mapping[str, str], usual: int) -> dict[str, Any]:
-    limit, after = query.get("limit", str(usual)), query.get("after")
-    if not limit.isascii() or not limit.isdecimal() or not 0 < int(limit[:9]) <= _MOST_LISTED:
-        raise UserError(
-            f"limit must be between 1 and {_MOST_LISTED}, got {limit[:40]!r}", field="limit"
-        )
-    if after is not None:
-        places = [i for i, record in enumerate(records) if record["id"] == after]
-        if not places:
-            raise UserError(f"after names {after[:80]!r}, which isn't there", field="after")
-        records = records[places[0] + 1 :]
-    shown = records[: int(limit)]
-    return {
-        "object": "list",
-        "data": shown,
-        "first_id": shown[0]["id"] if shown else None,
-        "last_id": shown[-1]["id"] if shown else None,
-        "has_more": len(shown) < len(records),
-    }
 
 
 _JSON = ("application/json",)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from lmi_core import _native
 from lmi_core.runners.cpu.draft_chains import DraftChains, draft_rows, most_drafts
-from lmi_core.runners.cpu.sizes import cache_dtype
+from lmi_core.runners.cpu.sizes import cache_dtype, make_cache
 from lmi_core.runners.step_memory import StepMemory, StepSizes
 
 if TYPE_CHECKING:
@@ -36,13 +36,8 @@ class CpuDraftRunner(DraftChains):
         self.vocab_size = spec.vocab_size
         self.max_model_len = min(spec.max_positions, sizes.max_model_len)
         self.num_bytes = model.weights.num_bytes
-        self.cache = _native.KvCache(
-            num_layers=spec.num_cache_layers,
-            num_blocks=shared.pool.num_blocks,
-            block_size=config.block_size,
-            num_kv_heads=spec.attention.num_kv_heads,
-            head_dim=spec.attention.head_dim,
-            dtype=cache_dtype(config, model.dtype),
+        self.cache = make_cache(
+            config, spec, cache_dtype(config, model.dtype), shared.pool.num_blocks
         )
         recorded = Graph(model.dtype)
         record(model, recorded, self.cache, self.max_model_len)

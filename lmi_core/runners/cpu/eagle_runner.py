@@ -9,7 +9,7 @@ from lmi_core.models.eagle_decoder import EagleDecoder, kept_states, pack_eagle
 from lmi_core.models.eagle_head import EagleHead
 from lmi_core.ops.cpu import NativeWeights
 from lmi_core.runners.cpu.draft_chains import DraftChains, draft_rows, most_drafts
-from lmi_core.runners.cpu.sizes import cache_dtype, num_rank_threads
+from lmi_core.runners.cpu.sizes import cache_dtype, make_cache, num_rank_threads
 from lmi_core.runners.step_memory import StepMemory, StepSizes
 
 if TYPE_CHECKING:
@@ -44,14 +44,8 @@ class EagleRunner(DraftChains):
         rows, depth = draft_rows(config), most_drafts(config)
         super().__init__(config, sizes, shared, max_num_tokens=rows, num_steps=depth)
         self.shift = 1
-        attention = head.spec.attention
-        self.cache = _native.KvCache(
-            num_layers=1,
-            num_blocks=shared.pool.num_blocks,
-            block_size=config.block_size,
-            num_kv_heads=attention.num_kv_heads,
-            head_dim=attention.head_dim,
-            dtype=cache_dtype(config, model.dtype),
+        self.cache = make_cache(
+            config, head.spec, cache_dtype(config, model.dtype), shared.pool.num_blocks
         )
         backend = NativeWeights(config.instruction_set, num_rank_threads(config))
         weights = pack_eagle(head, model, backend)

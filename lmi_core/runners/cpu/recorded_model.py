@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from lmi_core import _native
+from lmi_core.runners.cpu.sizes import make_cache
 
 if TYPE_CHECKING:
     from lmi_core.models.decoder import KeptStates
@@ -37,15 +38,7 @@ class RecordedModel:
     ) -> None:
         from lmi_core.models.decoder import Decoder
 
-        attention = model.spec.attention
-        self.cache = _native.KvCache(
-            num_layers=model.spec.num_cache_layers,
-            num_blocks=num_blocks,
-            block_size=config.block_size,
-            num_kv_heads=attention.num_kv_heads,
-            head_dim=attention.head_dim,
-            dtype=kv_dtype,
-        )
+        self.cache = make_cache(config, model.spec, kv_dtype, num_blocks)
         self._new_graph = partial(
             _native.Graph,
             max_tokens=sizes.max_num_tokens,

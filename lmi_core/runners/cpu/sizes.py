@@ -34,6 +34,20 @@ def step_sizes(config: EngineConfig, spec: DecoderSpec) -> StepSizes:
     )
 
 
+def make_cache(
+    config: EngineConfig, spec: DecoderSpec, dtype: CacheDType, num_blocks: int
+) -> _native.KvCache:
+    """The KV blocks of a model, or of what drafts for one."""
+    return _native.KvCache(
+        num_layers=spec.num_cache_layers,
+        num_blocks=num_blocks,
+        block_size=config.block_size,
+        num_kv_heads=spec.attention.num_kv_heads,
+        head_dim=spec.attention.head_dim,
+        dtype=dtype,
+    )
+
+
 def check_sizes(config: EngineConfig) -> None:
     """Raise UserError for a size that the native code can't count or hold."""
     for name, value, low, high in (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import msgspec
 from aiohttp import web
@@ -14,6 +13,7 @@ from lmi_server.dialects.generation import generate_with
 from lmi_server.dialects.openai.responses import parse_response
 from lmi_server.dialects.openai.responses_input import items_of
 from lmi_server.dialects.openai.responses_schema import ResponsesBody
+from lmi_server.dialects.paging import page_of
 from lmi_server.dialects.routes import ModelRoute, ServerRoute
 from lmi_server.dialects.unknown_fields import collect_ignored, refuse_ignored
 from lmi_server.http.metrics import METER
@@ -79,32 +79,13 @@ async def list_input(request: web.Request, models: ModelRegistry) -> web.Respons
     tools = msgspec.json.decode(stored.response)["tools"]
     customs = frozenset(tool["name"] for tool in tools if tool.get("type") == "custom")
     items = items_of(msgspec.json.decode(stored.messages), customs, name.removeprefix("resp_"))
-    order, limit = query.get("order", "desc"), query.get("limit", str(_USUALLY_LISTED))
+    order = query.get("order", "desc")
     if order not in ("asc", "desc"):
         raise UserError(f"order must be asc or desc, got {order[:40]!r}", field="order")
-    if not limit.isascii() or not limit.isdecimal() or not 0 < int(limit[:9]) <= _MOST_LISTED:
-        raise UserError(
-            f"limit must be between 1 and {_MOST_LISTED}, got {limit[:40]!r}", field="limit"
-        )
     if order == "desc":
         items.reverse()
-    if (after := query.get("after")) is not None:
-        places = [index for index, item in enumerate(items) if item["id"] == after]
-        if not places:
-            raise UserError(f"after names {after[:80]!r}, which isn't there", field="after")
-        items = items[places[0] + 1 :]
-    return web.json_response(_page(items, int(limit)))
-
-
-def _page(items: list[dict[str, Any]], limit: int) -> dict[str, Any]:
-    shown = items[:limit]
-    return {
-        "object": "list",
-        "data": shown,
-        "first_id": shown[0]["id"] if shown else "",
-        "last_id": shown[-1]["id"] if shown else "",
-        "has_more": len(items) > limit,
-    }
+    page = page_of(items, query, usual=_USUALLY_LISTED, most=_MOST_LISTED, no_id="")
+    return web.json_response(page)
 
 
 async def compact(request: web.Request, models: ModelRegistry) -> web.Response:
