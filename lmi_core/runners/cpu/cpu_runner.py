@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, cast
@@ -263,9 +263,11 @@ class CpuRunner:
 
 
 def load_cpu_runner(
-    config: EngineConfig, progress: Progress | None = None
+    config: EngineConfig,
+    progress: Progress | None = None,
+    on_found: Callable[[int, Sequence[int]], None] | None = None,
 ) -> tuple[CpuRunner, LoadedModel]:
-    """Load the model's weights and build its runner.
+    """Load the model's weights and build its runner; see ``load_runner``.
 
     Raises ModelError for files that can't be served, UserError for sizes that don't fit.
     """
@@ -274,6 +276,8 @@ def load_cpu_runner(
     from lmi_core.runners.cpu.ranks import Ranks
 
     found = find_cpu_model(config, HOST_MEMORY.total_bytes)
+    if on_found is not None:
+        on_found(found.spec.vocab_size, found.config.eos_token_ids)
     ranks = None
     with memory_errors(), ExitStack() as failed:
         if slicing_of(config, found.spec).num_ranks > 1:
