@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lmi_core.adapters.adapter import read_adapter
+from lmi_core.adapters.adapter_slices import own_slices
 from lmi_core.models.loader import LoadedModel
 from lmi_core.models.weights import WeightBackend
 from lmi_core.ops.graph import LinearWeight, LoraTable
@@ -31,12 +32,13 @@ class LoraStore:
         self, model: LoadedModel, backend: WeightBackend, table: LoraTable, *, max_rank: int
     ) -> None:
         self.table = table
-        self._spec, self._dtype = model.spec, model.dtype
+        self._spec, self._slicing, self._dtype = model.whole_spec, model.slicing, model.dtype
         self._backend = backend
         self._max_rank = max_rank
 
     def pack(self, path: Path) -> PackedLora:
-        adapter = read_adapter(path, self._spec, max_rank=self._max_rank)
+        whole = read_adapter(path, self._spec, max_rank=self._max_rank)
+        adapter = own_slices(whole, self._spec, self._slicing)
         return PackedLora(
             [
                 [(self._pack(part.a), self._pack(part.b), part.first_output) for part in parts]

@@ -57,6 +57,8 @@ class LoadedModel:
 
     path: Path
     spec: DecoderSpec
+    whole_spec: DecoderSpec
+    """Of the model of which ``spec`` is a slice."""
     weights: DecoderWeights
     dtype: WeightFormat
     """Activations; of the weights, what isn't quantised."""
@@ -68,7 +70,7 @@ class LoadedModel:
     """What its prompts are pooled to; None: it generates."""
     head: PoolingHead | None = None
     slicing: Slicing = WHOLE
-    """What of the model this is; ``spec`` is that of the slice."""
+    """What of the model this is."""
     kv_scales: tuple[LayerScales, ...] = ()
     """For an fp8 KV cache, of each layer; empty: the checkpoint has none."""
 
@@ -262,6 +264,7 @@ def load_weights(
     model = LoadedModel(
         path=asked.model,
         spec=slicing.spec(spec),
+        whole_spec=spec,
         weights=weights,
         dtype=weight_format,
         quantize=made or packing.kept_format,

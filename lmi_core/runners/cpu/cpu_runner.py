@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple
 
 from lmi_core import _native
 from lmi_core.models.eagle_head import EagleHead
@@ -17,6 +17,7 @@ from lmi_core.runners.cpu.draft_chains import DraftChains
 from lmi_core.runners.cpu.draft_runner import CpuDraftRunner
 from lmi_core.runners.cpu.eagle_runner import EagleRunner, eagle_states
 from lmi_core.runners.cpu.medusa_runner import MedusaRunner
+from lmi_core.runners.cpu.ranked_adapters import RankedAdapters, lora_store
 from lmi_core.runners.cpu.recorded_model import RecordedModel
 from lmi_core.runners.cpu.sizes import (
     block_bytes_of,
@@ -31,13 +32,10 @@ from lmi_core.runners.runner import RunnerInfo
 from lmi_core.runners.step_memory import StepMemory, size_kv_cache
 
 if TYPE_CHECKING:
-    from lmi_core.adapters.store import LoraStore
     from lmi_core.models.draft_heads import DraftHeads
     from lmi_core.models.loader import FoundModel, LoadedModel
-    from lmi_core.ops.graph import LoraTable
     from lmi_core.runners.cpu.ranks import Ranks
     from lmi_core.settings.engine_config import EngineConfig
-    from lmi_core.settings.lora_config import LoraConfig
     from lmi_core.weights.formats import FloatArray
     from lmi_core.weights.packed_model import PackedModel
 
@@ -124,9 +122,9 @@ class CpuRunner:
         self.pool, self.block_tables = shared.pool, shared.block_tables
         self.sampling, self.steps = shared.sampling, shared.steps
         self._last_step = self.steps[0]
-        self.adapters = None
-        if config.lora is not None:
-            self.adapters = _lora_store(config, config.lora, model)
+        store = lora_store(config, model)
+        is_alone = ranks is None or store is None
+        self.adapters = store if is_alone else RankedAdapters(store, ranks)
         self._ranks = ranks
         kept = None
         if eagle is not None:
@@ -137,7 +135,7 @@ class CpuRunner:
             sizes,
             num_blocks=self.memory.num_blocks,
             kv_dtype=kv_dtype,
-            adapters=None if self.adapters is None else self.adapters.table,
+            adapters=None if store is None else store.table,
             gives_rows=isinstance(heads, MedusaHeads),
             kept=kept,
             group=None if ranks is None else ranks.join(spec, sizes, self.memory.num_blocks),
@@ -189,7 +187,7 @@ class CpuRunner:
             verifies_drafts=model.pooling is None,
             draft_model=_drafted_by(draft, heads),
             has_draft_heads=isinstance(heads, MedusaHeads),
-            num_state_columns=spec.hidden_size if model.pooling is None and num_ranks == 1 else 0,
+            num_state_columns=spec.hidden_size if model.pooling is None else 0,
             pooling=model.pooling,
             has_adapters=self.adapters is not None,
         )
@@ -349,13 +347,3 @@ def find_cpu_model(config: EngineConfig, claimed_bytes: int = 0) -> FoundModel:
     slicing_of(config, found.spec)
     check_memory(config, found, claimed_bytes)
     return found
-
-
-def _lora_store(config: EngineConfig, lora: LoraConfig, model: LoadedModel) -> LoraStore:
-    from lmi_core.adapters.store import LoraStore
-    from lmi_core.models.lora_linears import linear_shapes
-    from lmi_core.ops.cpu import NativeWeights
-
-    table = cast("LoraTable", _native.LoraTable(linear_shapes(model.spec), dtype=model.dtype))
-    backend = NativeWeights(config.instruction_set, num_threads=1)
-    return LoraStore(model, backend, table, max_rank=lora.max_rank)

@@ -8,9 +8,12 @@ import signal
 import socket
 import threading
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from lmi_core import _native
+from lmi_core.adapters.store import LoraStore
+from lmi_core.runners.cpu.rank_orders import RankOrders
+from lmi_core.runners.cpu.ranked_adapters import lora_store
 from lmi_core.runners.cpu.ranks import MAX_MESSAGE_BYTES
 from lmi_core.runners.cpu.recorded_model import RecordedModel, open_group
 from lmi_core.runners.cpu.sizes import cache_dtype, num_rank_threads, step_sizes
@@ -26,7 +29,7 @@ def main(descriptor: int) -> int:
     _, config, rank, level = _receive(connection)
     logging.basicConfig(level=level or logging.WARNING, format=f"rank {rank}: %(message)s")
     try:
-        recorded, group = _join(connection, config, rank)
+        joined = _join(connection, config, rank)
     except (EOFError, ConnectionError):
         return 1  # rank 0 is gone, or has given up
     except Exception as error:
@@ -34,18 +37,23 @@ def main(descriptor: int) -> int:
             message.send(connection, message.encode(("failed", message.portable(error))))
         return 1
     message.send(connection, message.encode(("ready",)))
-    threading.Thread(target=_end_with, args=(connection,), daemon=True).start()
+    orders = RankOrders(connection, joined.group, joined.recorded, joined.store)
+    threading.Thread(target=orders.run, name="orders", daemon=True).start()
     try:
-        group.serve(recorded.graph, num_rank_threads(config))
+        joined.group.serve(joined.recorded.graph, num_rank_threads(config))
     except _native.NativeError as error:
         logging.getLogger(__name__).error("%s", error)
         return 1
     return 0
 
 
-def _join(
-    connection: socket.socket, config: EngineConfig, rank: int
-) -> tuple[RecordedModel, _native.RankGroup]:
+class _Joined(NamedTuple):
+    recorded: RecordedModel
+    group: _native.RankGroup
+    store: LoraStore | None
+
+
+def _join(connection: socket.socket, config: EngineConfig, rank: int) -> _Joined:
     from lmi_core.models.loader import find_model, load_weights
     from lmi_core.models.slices import slicing_of
     from lmi_core.ops.cpu import NativeWeights
@@ -65,25 +73,20 @@ def _join(
         sizes = step_sizes(config, model.spec)
         group = open_group(config, model.spec, sizes, rank, descriptor)
         os.close(descriptor)
+        store = lora_store(config, model)
         recorded = RecordedModel(
             config,
             model,
             sizes,
             num_blocks=num_blocks,
             kv_dtype=cache_dtype(config, model.dtype),
+            adapters=None if store is None else store.table,
             group=group,
         )
     if packed is not None:
         packed.save()
-    return recorded, group
+    return _Joined(recorded, group, store)
 
 
 def _receive(connection: socket.socket) -> Any:
     return message.decode(message.receive(connection, MAX_MESSAGE_BYTES))
-
-
-def _end_with(connection: socket.socket) -> None:
-    """Rank 0 says nothing more: when its end of the socket is closed, it is gone or will be."""
-    while connection.recv(1):
-        pass
-    os._exit(0)

@@ -3,12 +3,16 @@ and replay its steps, over memory that all of them map."""
 
 from __future__ import annotations
 
+import itertools
 import logging
 import signal
 import socket
 import subprocess
 import sys
 import threading
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +28,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MAX_MESSAGE_BYTES = 1 << 20
+MAX_MESSAGE_BYTES = 1 << 30
 _ROOT = Path(__file__).parents[3]
 _BOOT = (
     "import sys; sys.path.append(sys.argv[1]); "
@@ -42,11 +46,13 @@ class Ranks:
         self._group: _native.RankGroup | None = None
         self._is_closing = False
         self._processes: list[_Rank] = []
+        self._ordering = threading.Lock()
         try:
             for rank in range(1, config.tensor_parallel_degree):
                 self._processes.append(_Rank(rank))
             for process in self._processes:
-                process.send(("load", config, process.rank, logging.getLogger().level))
+                own = replace(config, speculation=None)  # rank 0 drafts alone
+                process.send(("load", own, process.rank, logging.getLogger().level))
         except BaseException:
             self.close()
             raise
@@ -72,6 +78,19 @@ class Ranks:
             ).start()
         return self._group
 
+    def order(self, name: str, *arguments: Any) -> list[Future[Any]]:
+        """Have each other rank do something of ``RankOrders`` before steps that are submitted from
+        now on; what it returns. Does not wait. In any thread."""
+        assert self._group is not None
+        with self._ordering:
+            self._group.add_order()
+            return [process.call("order", name, arguments) for process in self._processes]
+
+    def ask(self, name: str, *arguments: Any) -> list[Future[Any]]:
+        """As ``order``, but of what steps don't wait for."""
+        with self._ordering:
+            return [process.call("ask", name, arguments) for process in self._processes]
+
     def close(self) -> None:
         """Let them end by themselves, in time. No step may be in flight. Idempotent."""
         self._is_closing = True
@@ -82,6 +101,7 @@ class Ranks:
 
     def _watch(self, process: _Rank) -> None:
         assert self._group is not None
+        process.listen()
         words = process.last_words()
         if not self._is_closing:
             why = f"rank {process.rank} of {self._config.tensor_parallel_degree} ended ({words})"
@@ -94,6 +114,9 @@ class _Rank:
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
+        self._numbers = itertools.count()
+        self._calls: dict[int, Future[Any]] = {}
+        self._is_gone = False
         self._connection, theirs = socket.socketpair()
         with theirs:
             try:
@@ -116,6 +139,36 @@ class _Rank:
             message.send(self._connection, message.encode(value))
         except OSError:
             raise self._gone() from None
+
+    def call(self, kind: str, name: str, arguments: tuple[Any, ...]) -> Future[Any]:
+        """One call is sent at a time; ``listen`` says what came of it."""
+        number, call = next(self._numbers), Future[Any]()
+        self._calls[number] = call
+        with suppress(OSError):  # then it ends
+            message.send(self._connection, message.encode((kind, number, name, arguments)))
+        if self._is_gone:
+            self._fail_calls()
+        return call
+
+    def listen(self) -> None:
+        """Settle calls until it is gone."""
+        with suppress(EOFError, OSError):
+            while True:
+                kind, number, *result = message.decode(
+                    message.receive(self._connection, MAX_MESSAGE_BYTES)
+                )
+                call = self._calls.pop(number)
+                if kind == "failed":
+                    call.set_exception(message.rebuilt(*result[0]))
+                else:
+                    call.set_result(result[0])
+        self._is_gone = True
+        self._fail_calls()
+
+    def _fail_calls(self) -> None:
+        for number in list(self._calls):
+            if (call := self._calls.pop(number, None)) is not None:
+                call.set_exception(EngineError(f"rank {self.rank} ended"))
 
     def send_descriptor(self, descriptor: int) -> None:
         socket.send_fds(self._connection, [b"\0"], [descriptor])
