@@ -22,6 +22,7 @@ from lmi_core.models.weights import (
     qk_norm_tensors,
 )
 from lmi_core.weights.formats import FloatArray, PackFormat
+from lmi_core.weights.matrix import as_floats, unit_rows
 
 
 def load_decoder(
@@ -64,6 +65,17 @@ def load_decoder(
         final_norm=_load_norm(reader, spec, "", names.final_norm, spec.logit_scale),
         head=head,
     )
+
+
+def load_whole_head(reader: TensorReader, spec: DecoderSpec) -> Linear:
+    """The output head in int8, for drafts alone, of a model whose ranks have parts of it."""
+    name = spec.names.embedding if spec.tied_head else f"{spec.names.head}.weight"
+    matrix = reader.matrix(name)
+    if spec.normed_head:
+        [floats] = as_floats([matrix])
+        matrix = unit_rows(floats)
+    weight = reader.packing.pack([matrix], [f"whole {name}"], format="int8")
+    return Linear(weight)
 
 
 def load_layer(
