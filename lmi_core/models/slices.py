@@ -202,8 +202,5 @@ def _objections(asked: EngineConfig, spec: DecoderSpec) -> list[str]:
         "smoothquant's factors aren't cut in this version: write quantize=int8": (
             asked.quantize == "smoothquant"
         ),
-        "blocks of one rank alone would be kept in prefix_cache_dir: leave it out": (
-            asked.prefix_cache_dir is not None and degree > 1
-        ),
     }
     return [objection for objection, is_so in wrong.items() if is_so]

@@ -186,15 +186,23 @@ class DraftingRunner(Runner, Protocol):
     drafter: DraftRunner
 
 
+class BlockContent(Protocol):
+    """What a block held, on its way here."""
+
+    def result(self) -> bytes:
+        """Wait for it; in any thread. Raises EngineError where it can't come any more."""
+        ...
+
+
 class BlockMemory(Protocol):
     """The memory of all KV blocks."""
 
-    def copy_out(self, block_id: int) -> bytes:
-        """What a block holds in all layers."""
+    def copy_out(self, block_id: int) -> bytes | BlockContent:
+        """What a block holds in all layers now, whatever is submitted later. Does not wait."""
         ...
 
     def copy_in(self, block_id: int, content: bytes) -> None:
-        """Make a block what ``copy_out`` returned. No step in flight may refer to it."""
+        """Make a block what ``copy_out`` gave. No step in flight may refer to it."""
         ...
 
 

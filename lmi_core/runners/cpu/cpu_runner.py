@@ -18,6 +18,7 @@ from lmi_core.runners.cpu.draft_runner import CpuDraftRunner
 from lmi_core.runners.cpu.eagle_runner import EagleRunner, eagle_states
 from lmi_core.runners.cpu.medusa_runner import MedusaRunner
 from lmi_core.runners.cpu.ranked_adapters import RankedAdapters, lora_store
+from lmi_core.runners.cpu.ranked_blocks import RankedBlocks
 from lmi_core.runners.cpu.recorded_model import RecordedModel
 from lmi_core.runners.cpu.sizes import (
     block_bytes_of,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from lmi_core.models.draft_heads import DraftHeads
     from lmi_core.models.loader import FoundModel, LoadedModel
     from lmi_core.runners.cpu.ranks import Ranks
+    from lmi_core.runners.runner import BlockMemory
     from lmi_core.settings.engine_config import EngineConfig
     from lmi_core.weights.formats import FloatArray
     from lmi_core.weights.packed_model import PackedModel
@@ -140,7 +142,10 @@ class CpuRunner:
             kept=kept,
             group=None if ranks is None else ranks.join(spec, sizes, self.memory.num_blocks),
         )
-        self.cache, self.graph, self._result = recorded.cache, recorded.graph, recorded.result
+        self.graph, self._result = recorded.graph, recorded.result
+        self.cache: BlockMemory = recorded.cache
+        if ranks is not None:
+            self.cache = RankedBlocks(recorded.cache, ranks)
         self._states_of = config.contrastive_states
         self._with_states: tuple[_native.Graph, _native.Handle] | None = None
         """The graph that gives hidden states, once they were wanted, and these."""
@@ -191,7 +196,7 @@ class CpuRunner:
             pooling=model.pooling,
             has_adapters=self.adapters is not None,
         )
-        self.cache.lay_pages_ahead(0)
+        recorded.cache.lay_pages_ahead(0)
         self._packed = [each for each in (packed, draft and draft.packed) if each is not None]
         for each in self._packed:
             each.save()
@@ -218,7 +223,7 @@ class CpuRunner:
 
     def _submit(self, graph: _native.Graph, step: _native.Step) -> None:
         assert self._worker is not None, "submit after close"
-        self.cache.lay_pages_ahead(self.pool.num_ever_used)
+        self._recorded.cache.lay_pages_ahead(self.pool.num_ever_used)
         self._worker.submit(graph, step, self.completion_fd)
         self._last_step = step
 

@@ -82,6 +82,14 @@ class RankOrders:
         packed = self._adapters[key] = self._store.pack(path)
         return packed.num_bytes
 
+    def copy_out(self, block_id: int) -> bytes:
+        """An order."""
+        return self._recorded.cache.copy_out(block_id)
+
+    def copy_in(self, block_id: int, content: bytes) -> None:
+        """An order."""
+        self._recorded.cache.copy_in(block_id, content)
+
     def set_adapter(self, slot: int, key: int | None) -> None:
         """An order."""
         assert self._store is not None

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import itertools
 import logging
+import queue
 import signal
 import socket
 import subprocess
 import sys
 import threading
-from concurrent.futures import Future
+from collections.abc import Sequence
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -58,6 +60,11 @@ class Ranks:
             raise
 
     @property
+    def num_ranks(self) -> int:
+        """With rank 0."""
+        return self._config.tensor_parallel_degree
+
+    @property
     def pids(self) -> list[int]:
         return [process.pid for process in self._processes]
 
@@ -81,10 +88,17 @@ class Ranks:
     def order(self, name: str, *arguments: Any) -> list[Future[Any]]:
         """Have each other rank do something of ``RankOrders`` before steps that are submitted from
         now on; what it returns. Does not wait. In any thread."""
+        return self.order_each(name, [arguments] * len(self._processes))
+
+    def order_each(self, name: str, arguments: Sequence[tuple[Any, ...]]) -> list[Future[Any]]:
+        """As ``order``, each rank with arguments of its own."""
         assert self._group is not None
         with self._ordering:
             self._group.add_order()
-            return [process.call("order", name, arguments) for process in self._processes]
+            return [
+                process.call("order", name, own)
+                for process, own in zip(self._processes, arguments, strict=True)
+            ]
 
     def ask(self, name: str, *arguments: Any) -> list[Future[Any]]:
         """As ``order``, but of what steps don't wait for."""
@@ -94,6 +108,8 @@ class Ranks:
     def close(self) -> None:
         """Let them end by themselves, in time. No step may be in flight. Idempotent."""
         self._is_closing = True
+        for process in self._processes:
+            process.settle()
         if self._group is not None:
             self._group.close()
         for process in self._processes:
@@ -116,6 +132,7 @@ class _Rank:
         self.rank = rank
         self._numbers = itertools.count()
         self._calls: dict[int, Future[Any]] = {}
+        self._unsent: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
         self._is_gone = False
         self._connection, theirs = socket.socketpair()
         with theirs:
@@ -141,17 +158,18 @@ class _Rank:
             raise self._gone() from None
 
     def call(self, kind: str, name: str, arguments: tuple[Any, ...]) -> Future[Any]:
-        """One call is sent at a time; ``listen`` says what came of it."""
+        """Have ``listen`` send it, in the order of calls, and settle what is returned."""
         number, call = next(self._numbers), Future[Any]()
         self._calls[number] = call
-        with suppress(OSError):  # then it ends
-            message.send(self._connection, message.encode((kind, number, name, arguments)))
+        self._unsent.put((kind, number, name, arguments))
         if self._is_gone:
             self._fail_calls()
         return call
 
     def listen(self) -> None:
-        """Settle calls until it is gone."""
+        """Send and settle calls until it is gone."""
+        sender = threading.Thread(target=self._send_calls, name=f"to-rank-{self.rank}", daemon=True)
+        sender.start()
         with suppress(EOFError, OSError):
             while True:
                 kind, number, *result = message.decode(
@@ -164,6 +182,13 @@ class _Rank:
                     call.set_result(result[0])
         self._is_gone = True
         self._fail_calls()
+        self._unsent.put(None)
+        sender.join()
+
+    def _send_calls(self) -> None:
+        with suppress(OSError):  # then it is gone
+            while (call := self._unsent.get()) is not None:
+                message.send(self._connection, message.encode(call))
 
     def _fail_calls(self) -> None:
         for number in list(self._calls):
@@ -187,7 +212,13 @@ class _Rank:
         code = self._process.wait()
         return f"exit status {code}" if code >= 0 else f"signal {-code}"
 
+    def settle(self) -> None:
+        """Let calls come to their end, in time."""
+        wait(list(self._calls.values()), _END_TIMEOUT_S)
+
     def end(self) -> None:
+        with suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)  # wakes who listens
         self._connection.close()
         try:
             self._process.wait(_END_TIMEOUT_S)
