@@ -140,6 +140,8 @@ class Decoder:
         if weights.head is None:
             x = x if weights.final_norm is None else self._stream_normed(x, weights.final_norm)
             ops.output(x)
+            if self.slicing.num_ranks > 1:
+                ops.meet(x)
             return x
         return self._record_logits(x)
 

@@ -39,6 +39,7 @@ def load_decoder(
     names = spec.names
     head: Linear | None = None
     tokens = slice(*slicing.vocabulary(spec.vocab_size)) if slicing.num_ranks > 1 else None
+    heads = slice(*slicing.q_heads(spec.attention.num_q_heads))
     if not spec.has_head:
         pass
     elif spec.tied_head:
@@ -54,7 +55,7 @@ def load_decoder(
         embedding=reader.table(names.embedding),
         positions=reader.table(names.positions) if names.positions else None,
         token_types=reader.floats(names.token_types) if names.token_types else None,
-        relative_bias=reader.vector(names.relative_bias) if names.relative_bias else None,
+        relative_bias=reader.vector(names.relative_bias)[:, heads] if names.relative_bias else None,
         embedding_norm=_load_norm(reader, spec, "", names.embedding_norm),
         project_in=projections[0],
         project_out=projections[1],

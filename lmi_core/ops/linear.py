@@ -81,8 +81,14 @@ def gathered_linear(
     ``first_column`` on; rank 0 has those of all ranks from here on, others nothing to read."""
     y = x.graph.value("gathered_linear", "fp32", num_columns, x.rows)
     x.graph.add("gathered_linear", y, {"x": x}, weight=weight, bias=bias, first_column=first_column)
-    x.graph.add("meet", None, {"x": y})
+    meet(y)
     return y
+
+
+def meet(x: Handle) -> None:
+    """The end of a step for all ranks but rank 0, which waits for them here and may go on with
+    x."""
+    x.graph.add("meet", None, {"x": x})
 
 
 def head_linear(
