@@ -124,7 +124,7 @@ def load_layer(
     return LayerWeights(
         attention_norm=norm(names.attention_norm * has_norm, LayerLinear.QKV),
         qkv=linear(LayerLinear.QKV),
-        latent=None if attention.latent is None else load_latent(reader, spec, prefix),
+        latent=None if attention.latent is None else load_latent(reader, spec, prefix, slicing),
         q_norm=_load_qk_norm(reader, spec, prefix, names.q_norm, attention.num_q_heads, q_heads),
         k_norm=_load_qk_norm(reader, spec, prefix, names.k_norm, attention.num_kv_heads, kv_heads),
         sinks=reader.vector(prefix + names.sinks)[q_heads] if names.sinks else None,

@@ -192,8 +192,6 @@ def _objections(asked: EngineConfig, spec: DecoderSpec) -> list[str]:
     """Why this model can't be cut, or what goes without."""
     attention, degree = spec.attention, asked.tensor_parallel_degree
     wrong = {
-        "the model's latent attention isn't cut in this version: write 1, or num_copies for more "
-        "processes": attention.latent is not None and degree > 1,
         "the model norms all heads of queries and keys together, which ranks can't do in this "
         "version: write 1, or num_copies for more processes": (
             attention.qk_norm == "row" and degree > 1
