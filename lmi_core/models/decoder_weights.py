@@ -96,9 +96,10 @@ def load_layer(
         source = sources.get(linear)
         if source is None:
             return None
-        rows = source.rows
+        rows, divisors = source.rows, factors.rows.get(linear)
         if (own := slicing.rows(spec, linear, source, inner)) is not None:
             rows = own if rows is None else rows[own]
+            divisors = None if divisors is None else divisors[own]
         return reader.linear(
             [prefix + name for name, _ in source.modules],
             gated=gated,
@@ -106,7 +107,7 @@ def load_layer(
             transposed=names.transposed,
             inputs=slicing.inputs(linear, source, attention.num_q_heads),
             column_factors=factors.columns.get(linear),
-            row_divisors=factors.rows.get(linear),
+            row_divisors=divisors,
         )
 
     def norm(name: str, reader_of_it: LayerLinear) -> Norm | None:

@@ -196,8 +196,5 @@ def _objections(asked: EngineConfig, spec: DecoderSpec) -> list[str]:
         "version: write 1, or num_copies for more processes": (
             attention.qk_norm == "row" and degree > 1
         ),
-        "smoothquant's factors aren't cut in this version: write quantize=int8": (
-            asked.quantize == "smoothquant"
-        ),
     }
     return [objection for objection, is_so in wrong.items() if is_so]

@@ -35,6 +35,7 @@ from lmi_core.runners.step_memory import StepMemory, size_kv_cache
 if TYPE_CHECKING:
     from lmi_core.models.draft_heads import DraftHeads
     from lmi_core.models.loader import FoundModel, LoadedModel
+    from lmi_core.models.smoothing import Smoothing
     from lmi_core.runners.cpu.ranks import Ranks
     from lmi_core.runners.runner import BlockMemory
     from lmi_core.settings.engine_config import EngineConfig
@@ -272,6 +273,7 @@ def load_cpu_runner(
 
     Raises ModelError for files that can't be served, UserError for sizes that don't fit.
     """
+    from lmi_core.calibration.peaks import smoothing_for
     from lmi_core.models.slices import slicing_of
     from lmi_core.runners.cpu.memory_needs import memory_errors
     from lmi_core.runners.cpu.ranks import Ranks
@@ -279,13 +281,15 @@ def load_cpu_runner(
     found = find_cpu_model(config, HOST_MEMORY.total_bytes)
     ranks = None
     with memory_errors(), ExitStack() as failed:
+        smoothings = [smoothing_for(each.asked, each, progress) for each in found.models]
         if slicing_of(config, found.spec).num_ranks > 1:
-            ranks = Ranks(config)
+            ranks = Ranks(config, smoothings[0])
             failed.callback(ranks.close)
         loaded = []
-        for each in found.models:
+        for each, smoothing in zip(found.models, smoothings, strict=True):
             packed = _open_packed(each)
-            loaded.append(DraftModel(each.asked, _load(each, packed, progress), packed))
+            model = _load(each, packed, smoothing, progress)
+            loaded.append(DraftModel(each.asked, model, packed))
         (_, model, packed), *drafts = loaded
         draft = drafts[0] if drafts else None
         runner = CpuRunner(config, model, packed, draft, found.heads, ranks)
@@ -299,8 +303,12 @@ def _open_packed(found: FoundModel) -> PackedModel | None:
     return open_packed_model(found.asked, found.checkpoint, num_rank_threads(found.asked))
 
 
-def _load(found: FoundModel, packed: PackedModel | None, progress: Progress | None) -> LoadedModel:
-    from lmi_core.calibration.peaks import smoothing_for
+def _load(
+    found: FoundModel,
+    packed: PackedModel | None,
+    smoothing: Smoothing | None,
+    progress: Progress | None,
+) -> LoadedModel:
     from lmi_core.models.loader import load_weights
     from lmi_core.models.slices import slicing_of
     from lmi_core.ops.cpu import NativeWeights
@@ -310,7 +318,6 @@ def _load(found: FoundModel, packed: PackedModel | None, progress: Progress | No
         config.instruction_set, num_rank_threads(config), packed, config.activations
     )
     on_weights = None if progress is None else partial(progress, "weights")
-    smoothing = smoothing_for(config, found, progress)
     slicing = slicing_of(config, found.spec)
     return load_weights(config, found, weights, on_weights, smoothing, slicing)
 
@@ -324,6 +331,7 @@ def _drafted_by(draft: DraftModel | None, heads: DraftHeads | None) -> str:
 def keep_packed(config: EngineConfig, progress: Progress | None = None) -> None:
     """Put a model's packed weights into the repack cache, unless they are there or have no place:
     processes that load the model afterwards share their memory. Raises as ``load_cpu_runner``."""
+    from lmi_core.calibration.peaks import smoothing_for
     from lmi_core.runners.cpu.memory_needs import memory_errors
 
     found = find_cpu_model(config, HOST_MEMORY.total_bytes)
@@ -333,7 +341,7 @@ def keep_packed(config: EngineConfig, progress: Progress | None = None) -> None:
         for each in found.models:
             packed = _open_packed(each)
             if packed is not None and not packed.is_stored:
-                _load(each, packed, progress)
+                _load(each, packed, smoothing_for(each.asked, each, progress), progress)
                 packed.save()
                 packed.wait()
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from lmi_core import _native
 from lmi_core.adapters.store import LoraStore
+from lmi_core.models.smoothing import Smoothing
 from lmi_core.runners.cpu.rank_orders import RankOrders
 from lmi_core.runners.cpu.ranked_adapters import lora_store
 from lmi_core.runners.cpu.ranks import MAX_MESSAGE_BYTES
@@ -26,10 +27,10 @@ def main(descriptor: int) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     connection = socket.socket(fileno=descriptor)
-    _, config, rank, level = _receive(connection)
+    _, config, smoothing, rank, level = _receive(connection)
     logging.basicConfig(level=level or logging.WARNING, format=f"rank {rank}: %(message)s")
     try:
-        joined = _join(connection, config, rank)
+        joined = _join(connection, config, smoothing, rank)
     except (EOFError, ConnectionError):
         return 1  # rank 0 is gone, or has given up
     except Exception as error:
@@ -53,7 +54,9 @@ class _Joined(NamedTuple):
     store: LoraStore | None
 
 
-def _join(connection: socket.socket, config: EngineConfig, rank: int) -> _Joined:
+def _join(
+    connection: socket.socket, config: EngineConfig, smoothing: Smoothing | None, rank: int
+) -> _Joined:
     from lmi_core.models.loader import find_model, load_weights
     from lmi_core.models.slices import slicing_of
     from lmi_core.ops.cpu import NativeWeights
@@ -66,7 +69,7 @@ def _join(connection: socket.socket, config: EngineConfig, rank: int) -> _Joined
         packed = open_packed_model(config, found.checkpoint, num_threads, rank=rank)
         weights = NativeWeights(config.instruction_set, num_threads, packed, config.activations)
         slicing = slicing_of(config, found.spec, rank)
-        model = load_weights(config, found, weights, slicing=slicing)
+        model = load_weights(config, found, weights, smoothing=smoothing, slicing=slicing)
         message.send(connection, message.encode(("loaded",)))
         _, num_blocks = _receive(connection)
         _, [descriptor], _, _ = socket.recv_fds(connection, 1, 1)

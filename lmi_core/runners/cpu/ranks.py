@@ -24,6 +24,7 @@ from lmi_core.sandbox import message
 
 if TYPE_CHECKING:
     from lmi_core import _native
+    from lmi_core.models.smoothing import Smoothing
     from lmi_core.models.spec import DecoderSpec
     from lmi_core.runners.step_memory import StepSizes
     from lmi_core.settings.engine_config import EngineConfig
@@ -42,8 +43,9 @@ _END_TIMEOUT_S = 5.0
 class Ranks:
     """From their start to their end; they end with this process, whatever ends it."""
 
-    def __init__(self, config: EngineConfig) -> None:
-        """Start the processes, which load their weights at once."""
+    def __init__(self, config: EngineConfig, smoothing: Smoothing | None = None) -> None:
+        """Start the processes, which load their weights at once; ``smoothing``: of a model that is
+        quantised so."""
         self._config = config
         self._group: _native.RankGroup | None = None
         self._is_closing = False
@@ -54,7 +56,8 @@ class Ranks:
                 self._processes.append(_Rank(rank))
             for process in self._processes:
                 own = replace(config, speculation=None)  # rank 0 drafts alone
-                process.send(("load", own, process.rank, logging.getLogger().level))
+                level = logging.getLogger().level
+                process.send(("load", own, smoothing, process.rank, level))
         except BaseException:
             self.close()
             raise
