@@ -18,11 +18,13 @@ class PackedLora:
     """An adapter as ``LoraTable.set`` takes it."""
 
     linears: list[list[tuple[LinearWeight, LinearWeight, int]]]
+    other_bytes: int = 0
+    """Of what other ranks have of it."""
 
     @property
     def num_bytes(self) -> int:
         parts = (part for parts in self.linears for part in parts)
-        return sum(a.num_bytes + b.num_bytes for a, b, _ in parts)
+        return sum(a.num_bytes + b.num_bytes for a, b, _ in parts) + self.other_bytes
 
 
 class LoraStore:

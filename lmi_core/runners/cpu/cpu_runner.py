@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from lmi_core.models.loader import FoundModel, LoadedModel
     from lmi_core.models.smoothing import Smoothing
     from lmi_core.runners.cpu.ranks import Ranks
-    from lmi_core.runners.runner import BlockMemory
+    from lmi_core.runners.runner import AdapterStore, BlockMemory
     from lmi_core.settings.engine_config import EngineConfig
     from lmi_core.weights.formats import FloatArray
     from lmi_core.weights.packed_model import PackedModel
@@ -126,8 +126,9 @@ class CpuRunner:
         self.sampling, self.steps = shared.sampling, shared.steps
         self._last_step = self.steps[0]
         store = lora_store(config, model)
-        is_alone = ranks is None or store is None
-        self.adapters = store if is_alone else RankedAdapters(store, ranks)
+        self.adapters: AdapterStore | None = store
+        if store is not None and ranks is not None:
+            self.adapters = RankedAdapters(store, ranks)
         self._ranks = ranks
         kept = None
         if eagle is not None:

@@ -27,12 +27,7 @@ if TYPE_CHECKING:
 class RankedLora(PackedLora):
     """Rank 0's part of an adapter, which the others keep under ``key`` as long as this is there."""
 
-    key: int
-    other_bytes: int
-
-    @property
-    def num_bytes(self) -> int:
-        return PackedLora.num_bytes.fget(self) + self.other_bytes  # type: ignore[attr-defined]
+    key: int = 0
 
 
 class RankedAdapters:
@@ -50,7 +45,7 @@ class RankedAdapters:
         answers = self._ranks.ask("pack_adapter", key, path, dropped)
         try:
             own = self._own.pack(path)
-            packed = RankedLora(own.linears, key, sum(answer.result() for answer in answers))
+            packed = RankedLora(own.linears, sum(answer.result() for answer in answers), key)
         except BaseException:
             wait(answers)
             self._dropped.append(key)
