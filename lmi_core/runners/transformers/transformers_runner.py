@@ -89,6 +89,7 @@ class TransformersRunner:
             shares_blocks=False,
             has_adapters=model.adapters is not None,
             continues_prompts=not isinstance(model, EncoderDecoderModel),
+            forced_end_ids=model.forced_end_ids,
             pads_batches=True,
         )
         self.final_lengths = [0] * config.max_num_seqs
