@@ -71,17 +71,15 @@ def estimate(config: EngineConfig, found: FoundModel, claimed_bytes: int = 0) ->
     if found.draft is not None:
         models.append((found.draft.asked, found.draft))
     slicing = slicing_of(config, found.spec)
-    of_head = 0
+    own_spec, dtype = slicing.spec(found.spec), _dtype(config, found)
+    block_bytes = slicing.num_ranks * block_bytes_of(config, own_spec, dtype)
     if isinstance(found.heads, EagleHead):
-        of_head = eagle_block_bytes(config, found.heads, _dtype(config, found))
+        block_bytes += eagle_block_bytes(config, found.heads, dtype)
+    for asked, draft in models[1:]:  # rank 0 has all of it
+        block_bytes += block_bytes_of(asked, draft.spec, _dtype(asked, draft))
     cache = size_kv_cache(
         config,
-        block_bytes=of_head
-        + slicing.num_ranks
-        * sum(
-            block_bytes_of(asked, slicing.spec(each.spec), _dtype(asked, each))
-            for asked, each in models
-        ),
+        block_bytes=block_bytes,
         max_model_len=config.max_model_len or found.spec.max_positions,
         claimed_bytes=claimed_bytes,
     )
