@@ -22,7 +22,7 @@ from lmi_core.models.pooling import PoolingSpec
 from lmi_core.models.pooling_head import Dense, PoolingHead, read_dense
 from lmi_core.models.registry import family_of
 from lmi_core.models.rope_config import override_rope
-from lmi_core.models.slices import WHOLE, Slicing
+from lmi_core.models.slices import WHOLE, Slicing, slicing_of
 from lmi_core.models.smoothing import LayerFactors, Smoothing
 from lmi_core.models.spec import DecoderSpec
 from lmi_core.models.tensor_check import check_quantized, check_tensors, without_heads
@@ -89,12 +89,30 @@ class FoundModel:
     quantize: Quantization | None
     """What matrices are quantised to while they are loaded."""
     pooling: PoolingSpec | None
+    kv_scales: tuple[str, ...]
+    """The tensors that are scales of an fp8 KV cache."""
+    slicing: Slicing
+    """What rank 0 has of it; ``WHOLE``: it is computed by one process."""
     notes: tuple[str, ...]
     """What is served otherwise than the files say, for explanations and the log."""
+    tokenizer: Tokenizer | None = None
+    """Where it was read already: that of the one engine which takes this."""
     draft: FoundModel | None = None
     """What drafts for it."""
     heads: DraftHeads | None = None
     """What drafts for it instead."""
+
+    @property
+    def dtype(self) -> WeightFormat:
+        """Of activations, and of what isn't quantised."""
+        return stored_format(self) if self.asked.dtype == "auto" else self.asked.dtype
+
+    @property
+    def drafted_by(self) -> str:
+        """In words; "": nobody drafts for it."""
+        if self.draft is not None:
+            return str(self.draft.asked.model)
+        return "" if self.heads is None else self.heads.description
 
     @property
     def models(self) -> tuple[FoundModel, ...]:
@@ -106,7 +124,7 @@ def find_model(asked: EngineConfig) -> FoundModel:
     """Read and check all but the weights of the model of ``asked``.
 
     Raises ModelError, naming every tensor that is missing, unexpected or of the wrong shape, and
-    UserError for a length or a task that the model doesn't have.
+    UserError for a length, a task or a degree of ranks that the model doesn't have.
     """
     checkpoint = Checkpoint(asked.model)
     layout = layout_of(checkpoint.quantization)
@@ -128,13 +146,16 @@ def find_model(asked: EngineConfig) -> FoundModel:
     tensors = checkpoint.tensors if architecture else text_tensors(checkpoint.tensors, names)
     if "text_config" in config.values:
         spec = replace(spec, tied_head=f"{names.head}.weight" not in tensors)
-    spec = with_layout(spec, tensors)
+    if spec.experts is not None:
+        spec = with_layout(spec, tensors)
     shapes = expected_shapes(spec)
+    kv_scales = kv_scale_names(spec, names, tensors)
     tables = (names.embedding, names.positions, names.token_types, names.relative_bias)
     matrices = {name: shape for name, shape in shapes.items() if name not in tables}
     quantized = StoredLayers(layout, matrices, tensors)
     check_quantized(checkpoint, quantized)
-    check_tensors(asked.model, spec, without_heads(tensors, spec), quantized)
+    own = tensors if spec.has_head else without_heads(tensors, spec, shapes)
+    check_tensors(asked.model, spec, shapes, own, quantized, kv_scales)
     if pooling is not None and pooling.answers is not None:
         shapes[answer_matrix(spec)] = (spec.vocab_size, spec.hidden_size)
     check_max_model_len(asked.max_model_len, spec.max_positions)
@@ -148,6 +169,8 @@ def find_model(asked: EngineConfig) -> FoundModel:
         quantized=quantized,
         quantize=made,
         pooling=pooling,
+        kv_scales=kv_scales,
+        slicing=slicing_of(asked, spec) if asked.device == "cpu" else WHOLE,
         notes=(
             *spec.notes,
             *checkpoint.gguf_notes,
@@ -217,19 +240,21 @@ def load_model(
     """The model in directory ``path``, with an engine's defaults; ``backend``: None: the CPU's."""
     lora = LoraConfig() if takes_adapters else None
     config = EngineConfig(model=path, dtype=dtype, quantize=quantize, lora=lora)
-    return load_weights(config, find_model(config), backend or _native_backend(), progress)
+    if backend is None:
+        from lmi_core.ops.cpu import NativeWeights
+
+        backend = NativeWeights()
+    return load_weights(find_model(config), backend, progress)
 
 
 def load_weights(
-    asked: EngineConfig,
     found: FoundModel,
     backend: WeightBackend,
     progress: Progress | None = None,
     smoothing: Smoothing | None = None,
-    slicing: Slicing = WHOLE,
 ) -> LoadedModel:
-    """Read and pack the weights of the model that ``find_model`` found for ``asked``, or of them
-    what ``slicing`` says.
+    """Read and pack the weights of the model that ``find_model`` found, of them what its
+    ``slicing`` says.
 
     What is quantised is the matrices of layers and head; the head stays int8 with int4, whose
     errors would go straight into the logits, and the embedding as it is. Layers that the checkpoint
@@ -238,21 +263,18 @@ def load_weights(
     itself, which adapters must come before. ``smoothing``: of a model that is quantised so.
     Raises ModelError for damage inside of tensors.
     """
+    asked, config, spec, made = found.asked, found.config, found.spec, found.quantize
     for note in found.notes:
         _log.warning("%s: %s", asked.model, note)
-    config, spec, made = found.config, found.spec, found.quantize
-    names = spec.names
-    tensors, quantized, shapes = found.tensors, found.quantized, found.shapes
-    weight_format = stored_format(found) if asked.dtype == "auto" else asked.dtype
+    weight_format, slicing = found.dtype, found.slicing
     if spec.rounds_embedding_scale and weight_format == "bf16":
         spec = replace(spec, embedding_scale=_to_bf16(spec.embedding_scale))
-    scale_names = kv_scale_names(spec, names, tensors)
     keeps_halves = found.checkpoint.gguf_architecture is not None
+    needed = needed_tensors([*found.shapes, *found.kv_scales], found.tensors, found.quantized)
+    factors = _layer_factors(spec, smoothing, keeps_values=bool(found.kv_scales))
     packing = WeightPacking(backend, weight_format, made, keeps_halves=keeps_halves)
-    needed = needed_tensors([*shapes, *scale_names], tensors, quantized)
-    reader = TensorReader(needed, quantized, backend, packing, progress)
+    reader = TensorReader(needed, found.quantized, backend, packing, progress)
     head_format: PackFormat = weight_format if made is None else "int8"
-    factors = _layer_factors(spec, smoothing, keeps_values=bool(scale_names))
     fuses_gate = asked.lora is None
     weights = load_decoder(
         reader, spec, head_format, factors, fuses_gate=fuses_gate, slicing=slicing
@@ -270,7 +292,9 @@ def load_weights(
         pooling=found.pooling,
         head=head,
         slicing=slicing,
-        kv_scales=read_kv_scales(asked.model, spec, names, scale_names, reader.vector),
+        kv_scales=read_kv_scales(asked.model, spec, found.kv_scales, reader.vector)
+        if found.kv_scales
+        else (),
     )
     reader.check_files()
     return model
@@ -308,12 +332,6 @@ def needed_tensors(
         if tensors[name].dtype in FP8_DTYPES and (scale := scale_of(tensors[name], tensors)):
             needed[scale.name] = scale
     return needed
-
-
-def _native_backend() -> WeightBackend:
-    from lmi_core.ops.cpu import NativeWeights
-
-    return NativeWeights()
 
 
 def stored_format(found: FoundModel) -> WeightFormat:
