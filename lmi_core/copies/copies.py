@@ -128,8 +128,7 @@ class Copies:
         """As ``Engine.subscribe``. Errors that only a copy finds are raised by the stream."""
         arrival_s = time.monotonic()
         self._check_accepting()
-        self._intake.check(request)
-        request = replace(request, params=request.params.counted(self._info.runner.vocab_size))
+        request = self._intake.checked(request)
         num_choices = request.params.num_sequences
         self._check_room(num_choices)
         self._num_encoding += num_choices
@@ -326,7 +325,7 @@ class Copies:
         self._tokenizer = await asyncio.to_thread(load_tokenizer, self.config, runner.vocab_size)
         self._fingerprint = FingerprintOf(self.config, runner)
         await asyncio.to_thread(self._fingerprint.start)
-        self._intake = Intake(info, self._tokenizer, self._adapters.find)
+        self._intake = Intake(info, self._tokenizer, self.config, self._adapters.find)
         key = self.config.prefix_key
         assert key is not None
         hash_blocks: HashBlocks | None = None

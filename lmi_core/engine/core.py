@@ -123,7 +123,7 @@ class EngineCore:
             eos_token_ids=eos_token_ids,
             runner=runner.info,
         )
-        self._intake = Intake(self.info, tokenizer, adapters.find, self._head)
+        self._intake = Intake(self.info, tokenizer, config, adapters.find, self._head)
         self._outputs = Outputs(self.info, tokenizer, grammars)
         self._arrivals = itertools.count()
         self._task = asyncio.get_running_loop().create_task(self._loop.run())
@@ -142,16 +142,8 @@ class EngineCore:
         """
         arrival_s = time.monotonic()
         self._check_accepting()
-        self._intake.check(request)
+        request = self._intake.checked(request)
         self._check_id(request.request_id)
-        vocab_size = self._runner.info.vocab_size
-        request = replace(
-            request,
-            params=request.params.counted(vocab_size),
-            max_queue_s=self._config.max_queue_s
-            if request.max_queue_s is None
-            else request.max_queue_s,
-        )
         params = request.params
         if handover is None:
             self._check_queue(params.num_sequences)

@@ -10,16 +10,18 @@ from pathlib import Path
 import numpy as np
 
 from lmi_core.errors import MissingExtraError, ModelError, UserError
-from lmi_core.models.decoder_weights import load_decoder
+from lmi_core.models.decoder_weights import load_decoder, load_whole_head
 from lmi_core.models.draft_heads import DraftHeads, find_draft_heads
 from lmi_core.models.draft_model import FIELD as DRAFT_MODEL
 from lmi_core.models.draft_model import check_vocabulary, draft_config
+from lmi_core.models.eagle_head import EagleHead
 from lmi_core.models.expert_tensors import is_router, with_layout
 from lmi_core.models.family import spec_and_pooling, text_tensors
 from lmi_core.models.gguf_spec import gguf_spec
 from lmi_core.models.kv_scales import LayerScales, kv_scale_names, read_kv_scales
 from lmi_core.models.pooling import PoolingSpec
-from lmi_core.models.pooling_head import Dense, PoolingHead, read_dense
+from lmi_core.models.pooling_head import PoolingHead
+from lmi_core.models.pooling_layers import load_pooling_head
 from lmi_core.models.registry import family_of
 from lmi_core.models.rope_config import override_rope
 from lmi_core.models.slices import WHOLE, Slicing, slicing_of
@@ -30,6 +32,7 @@ from lmi_core.models.tensor_reader import Progress, TensorReader
 from lmi_core.models.weight_packing import WeightPacking
 from lmi_core.models.weights import (
     DecoderWeights,
+    Linear,
     WeightBackend,
     answer_matrix,
     expected_shapes,
@@ -57,6 +60,8 @@ class LoadedModel:
 
     path: Path
     spec: DecoderSpec
+    whole_spec: DecoderSpec
+    """Of the model of which ``spec`` is a slice."""
     weights: DecoderWeights
     dtype: WeightFormat
     """Activations; of the weights, what isn't quantised."""
@@ -68,7 +73,9 @@ class LoadedModel:
     """What its prompts are pooled to; None: it generates."""
     head: PoolingHead | None = None
     slicing: Slicing = WHOLE
-    """What of the model this is; ``spec`` is that of the slice."""
+    """What of the model this is."""
+    whole_head: Linear | None = None
+    """The output head of the whole model, where a head that drafts has none."""
     kv_scales: tuple[LayerScales, ...] = ()
     """For an fp8 KV cache, of each layer; empty: the checkpoint has none."""
 
@@ -279,11 +286,19 @@ def load_weights(
     weights = load_decoder(
         reader, spec, head_format, factors, fuses_gate=fuses_gate, slicing=slicing
     )
-    head = None if found.pooling is None else _load_head(reader, asked.model, spec, found.pooling)
+    whole_head = None
+    if slicing.num_ranks > 1 and isinstance(found.heads, EagleHead) and not found.heads.has_head:
+        whole_head = load_whole_head(reader, spec)
+    head = (
+        None
+        if found.pooling is None
+        else load_pooling_head(reader, asked.model, spec, found.pooling)
+    )
     packing.report()
     model = LoadedModel(
         path=asked.model,
         spec=slicing.spec(spec),
+        whole_spec=spec,
         weights=weights,
         dtype=weight_format,
         quantize=made or packing.kept_format,
@@ -292,6 +307,7 @@ def load_weights(
         pooling=found.pooling,
         head=head,
         slicing=slicing,
+        whole_head=whole_head,
         kv_scales=read_kv_scales(asked.model, spec, found.kv_scales, reader.vector)
         if found.kv_scales
         else (),
@@ -361,39 +377,3 @@ def _layer_factors(
         return (LayerFactors(),) * spec.num_layers
     layers = range(spec.num_layers)
     return tuple(smoothing.factors(spec, i, keeps_values=keeps_values) for i in layers)
-
-
-def _load_head(
-    reader: TensorReader, path: Path, spec: DecoderSpec, pooling: PoolingSpec
-) -> PoolingHead:
-    """What is behind the pooling. Raises ModelError."""
-    layers = [
-        Dense(
-            reader.vector(f"{layer.name}.weight"),
-            reader.vector(f"{layer.name}.bias") if layer.bias else None,
-            layer.activation,
-            reader.vector(layer.norm) if layer.norm else None,
-            spec.norm.eps,
-        )
-        for layer in spec.head_layers
-    ]
-    layers += [read_dense(directory) for directory in pooling.dense]
-    if pooling.answers is not None:
-        layers.append(_answer_layer(reader, path, spec, pooling.answers))
-    return PoolingHead(pooling, tuple(layers), spec.hidden_size)
-
-
-def _answer_layer(
-    reader: TensorReader, path: Path, spec: DecoderSpec, answers: tuple[str, str]
-) -> Dense:
-    """What the logit of the second answer is above that of the first."""
-    tokenizer = Tokenizer.load(path)
-    ids = [tokenizer.token_id(answer) for answer in answers]
-    tokenizer.close()
-    if None in ids:
-        raise ModelError(
-            f"{path}/tokenizer.json lacks one of the tokens {answers}, by which pairs are scored",
-            field="tokenizer.json",
-        )
-    no, yes = reader.rows(answer_matrix(spec), [i for i in ids if i is not None])
-    return Dense((yes - no)[None], None)

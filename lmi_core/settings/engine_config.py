@@ -97,6 +97,9 @@ class EngineConfig:
     max_queue_s: float | None = None
     """Seconds that a request may wait for its first step before it is refused after all; None:
     any number."""
+    scheduling_policy: Literal["fcfs", "priority"] = "priority"
+    """fcfs: requests run in the order of arrival, and one that says a priority is refused;
+    priority: those with less of it run first, at the cost of others' rows and memory."""
     block_size: int = 32
     """Tokens per KV block; a multiple of 16."""
     kv_cache_bytes: int | None = None

@@ -104,6 +104,9 @@ def engine_settings(
     length = sum_of_lengths(values)
     if length is not None:
         settings.setdefault("max_model_len", length)
+    timeout_s = values.get("option.predict_timeout")
+    if isinstance(timeout_s, int):
+        settings.setdefault("max_queue_s", float(timeout_s))
     if settings.get("instruction_set") == "auto":
         settings["instruction_set"] = ""
     if speculation is not None:

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from lmi_core import _native
 from lmi_core.models.eagle_head import EagleHead
@@ -18,6 +18,8 @@ from lmi_core.runners.cpu.draft_chains import DraftChains
 from lmi_core.runners.cpu.draft_runner import CpuDraftRunner
 from lmi_core.runners.cpu.eagle_runner import EagleRunner, eagle_states
 from lmi_core.runners.cpu.medusa_runner import MedusaRunner
+from lmi_core.runners.cpu.ranked_adapters import RankedAdapters, lora_store
+from lmi_core.runners.cpu.ranked_blocks import RankedBlocks
 from lmi_core.runners.cpu.recorded_model import RecordedModel
 from lmi_core.runners.cpu.sizes import (
     cache_dtype,
@@ -32,11 +34,10 @@ from lmi_core.runners.step_memory import StepMemory, size_kv_cache
 from lmi_core.settings.engine_config import EngineConfig
 
 if TYPE_CHECKING:
-    from lmi_core.adapters.store import LoraStore
     from lmi_core.models.loader import FoundModel, LoadedModel
-    from lmi_core.ops.graph import LoraTable
+    from lmi_core.models.smoothing import Smoothing
     from lmi_core.runners.cpu.ranks import Ranks
-    from lmi_core.settings.lora_config import LoraConfig
+    from lmi_core.runners.runner import AdapterStore, BlockMemory
     from lmi_core.weights.formats import FloatArray
     from lmi_core.weights.packed_model import PackedModel
 
@@ -110,9 +111,10 @@ class CpuRunner:
         self.pool, self.block_tables = shared.pool, shared.block_tables
         self.sampling, self.steps = shared.sampling, shared.steps
         self._last_step = self.steps[0]
-        self.adapters = None
-        if config.lora is not None:
-            self.adapters = _lora_store(config, config.lora, model)
+        store = lora_store(config, model)
+        self.adapters: AdapterStore | None = store
+        if store is not None and ranks is not None:
+            self.adapters = RankedAdapters(store, ranks)
         self._ranks = ranks
         kept = None
         if eagle is not None:
@@ -123,12 +125,15 @@ class CpuRunner:
             sizes,
             num_blocks=self.memory.num_blocks,
             kv_dtype=kv_dtype,
-            adapters=None if self.adapters is None else self.adapters.table,
+            adapters=None if store is None else store.table,
             gives_rows=isinstance(heads, MedusaHeads),
             kept=kept,
             group=None if ranks is None else ranks.join(spec, sizes, self.memory.num_blocks),
         )
-        self.cache, self.graph, self._result = recorded.cache, recorded.graph, recorded.result
+        self.graph, self._result = recorded.graph, recorded.result
+        self.cache: BlockMemory = recorded.cache
+        if ranks is not None:
+            self.cache = RankedBlocks(recorded.cache, ranks)
         self._states_of = config.contrastive_states
         self._with_states: tuple[_native.Graph, _native.Handle] | None = None
         """The graph that gives hidden states, once they were wanted, and these."""
@@ -175,11 +180,11 @@ class CpuRunner:
             verifies_drafts=model.pooling is None,
             draft_model=found.drafted_by,
             has_draft_heads=isinstance(heads, MedusaHeads),
-            num_state_columns=spec.hidden_size if model.pooling is None and num_ranks == 1 else 0,
+            num_state_columns=spec.hidden_size if model.pooling is None else 0,
             pooling=model.pooling,
             has_adapters=self.adapters is not None,
         )
-        self.cache.lay_pages_ahead(0)
+        recorded.cache.lay_pages_ahead(0)
         self._packed = packed
         for each in packed:
             each.save()
@@ -206,7 +211,7 @@ class CpuRunner:
 
     def _submit(self, graph: _native.Graph, step: _native.Step) -> None:
         assert self._worker is not None, "submit after close"
-        self.cache.lay_pages_ahead(self.pool.num_ever_used)
+        self._recorded.cache.lay_pages_ahead(self.pool.num_ever_used)
         self._worker.submit(graph, step, self.completion_fd)
         self._last_step = step
 
@@ -255,17 +260,19 @@ def load_cpu_runner(
 
     Raises ModelError for files that can't be served, UserError for sizes that don't fit.
     """
+    from lmi_core.calibration.peaks import smoothing_for
     from lmi_core.runners.cpu.memory_needs import memory_errors
     from lmi_core.runners.cpu.ranks import Ranks
 
     found = find_cpu_model(asked, HOST_MEMORY.total_bytes)
     ranks = None
     with memory_errors(), ExitStack() as failed:
+        smoothings = [smoothing_for(each, progress) for each in found.models]
         if found.slicing.num_ranks > 1:
-            ranks = Ranks(found.asked)
+            ranks = Ranks(found.asked, smoothings[0])
             failed.callback(ranks.close)
         packed = [_open_packed(each) for each in found.models]
-        model, *drafts = map(_load, found.models, packed, itertools.repeat(progress))
+        model, *drafts = map(_load, found.models, packed, smoothings, itertools.repeat(progress))
         kept = [each for each in packed if each is not None]
         runner = CpuRunner(found, model, drafts[0] if drafts else None, kept, ranks)
         failed.pop_all()
@@ -278,8 +285,12 @@ def _open_packed(found: FoundModel) -> PackedModel | None:
     return open_packed_model(found.asked, found.checkpoint, num_rank_threads(found.asked))
 
 
-def _load(found: FoundModel, packed: PackedModel | None, progress: Progress | None) -> LoadedModel:
-    from lmi_core.calibration.peaks import smoothing_for
+def _load(
+    found: FoundModel,
+    packed: PackedModel | None,
+    smoothing: Smoothing | None,
+    progress: Progress | None,
+) -> LoadedModel:
     from lmi_core.models.loader import load_weights
     from lmi_core.ops.cpu import NativeWeights
 
@@ -288,12 +299,13 @@ def _load(found: FoundModel, packed: PackedModel | None, progress: Progress | No
         config.instruction_set, num_rank_threads(config), packed, config.activations
     )
     on_weights = None if progress is None else partial(progress, "weights")
-    return load_weights(found, weights, on_weights, smoothing_for(found, progress))
+    return load_weights(found, weights, on_weights, smoothing)
 
 
 def keep_packed(found: FoundModel, progress: Progress | None = None) -> None:
     """Put a model's packed weights into the repack cache, unless they are there or have no place:
     processes that load the model afterwards share their memory. Raises as ``load_cpu_runner``."""
+    from lmi_core.calibration.peaks import smoothing_for
     from lmi_core.runners.cpu.memory_needs import memory_errors
 
     if found.slicing.num_ranks > 1:
@@ -302,7 +314,7 @@ def keep_packed(found: FoundModel, progress: Progress | None = None) -> None:
         for each in found.models:
             packed = _open_packed(each)
             if packed is not None and not packed.is_stored:
-                _load(each, packed, progress)
+                _load(each, packed, smoothing_for(each, progress), progress)
                 packed.save()
                 packed.wait()
 
@@ -323,13 +335,3 @@ def find_cpu_model(asked: EngineConfig | FoundModel, claimed_bytes: int = 0) -> 
     if is_new or claimed_bytes:
         check_memory(asked, claimed_bytes)
     return asked
-
-
-def _lora_store(config: EngineConfig, lora: LoraConfig, model: LoadedModel) -> LoraStore:
-    from lmi_core.adapters.store import LoraStore
-    from lmi_core.models.lora_linears import linear_shapes
-    from lmi_core.ops.cpu import NativeWeights
-
-    table = cast("LoraTable", _native.LoraTable(linear_shapes(model.spec), dtype=model.dtype))
-    backend = NativeWeights(config.instruction_set, num_threads=1)
-    return LoraStore(model, backend, table, max_rank=lora.max_rank)
