@@ -8,12 +8,14 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from lmi_core import _native
 from lmi_core.models.eagle_head import EagleHead
 from lmi_core.models.medusa_heads import MedusaHeads
+from lmi_core.runners.cpu.core_groups import bound_to, own_groups
 from lmi_core.runners.cpu.draft_chains import DraftChains
 from lmi_core.runners.cpu.draft_runner import CpuDraftRunner
 from lmi_core.runners.cpu.eagle_runner import EagleRunner, eagle_states
@@ -266,10 +268,16 @@ def load_cpu_runner(
 
     found = find_cpu_model(asked, HOST_MEMORY.total_bytes)
     ranks = None
-    with memory_errors(), ExitStack() as failed:
+    config = with_bound_cpus(found.asked)
+    found = replace(found, asked=config)
+    with (
+        memory_errors(),
+        bound_to(config.bound_cpus[0] if config.bound_cpus else ()),
+        ExitStack() as failed,
+    ):
         smoothings = [smoothing_for(each, progress) for each in found.models]
         if found.slicing.num_ranks > 1:
-            ranks = Ranks(found.asked, smoothings[0])
+            ranks = Ranks(config, smoothings[0])
             failed.callback(ranks.close)
         packed = [_open_packed(each) for each in found.models]
         model, *drafts = map(_load, found.models, packed, smoothings, itertools.repeat(progress))
@@ -277,6 +285,16 @@ def load_cpu_runner(
         runner = CpuRunner(found, model, drafts[0] if drafts else None, kept, ranks)
         failed.pop_all()
     return runner, model
+
+
+def with_bound_cpus(config: EngineConfig) -> EngineConfig:
+    """``config`` with what its ranks are bound to, where it doesn't say, and the number of threads
+    that this makes of nothing else."""
+    cpus = config.bound_cpus
+    if cpus is None:
+        cpus = own_groups(config.cpu_binding, config.tensor_parallel_degree)
+    # Of threads that are bound the kernel would say that there are fewer cores.
+    return replace(config, bound_cpus=cpus, num_threads=num_rank_threads(config))
 
 
 def _open_packed(found: FoundModel) -> PackedModel | None:
