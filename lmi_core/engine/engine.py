@@ -303,7 +303,6 @@ class Engine(Completing):
         is_given = self._parts is not None
         if self._parts is None:
             self._parts = await asyncio.to_thread(self._load_parts)
-        del self._load_parts  # and with it what was found
         parts, lora = self._parts, self.config.lora
         default, outlast = "" if lora is None else lora.default, parts.disk is not None
         adapters = LoraSlots(parts.runner, default, outlast=outlast)

@@ -256,9 +256,11 @@ class CpuRunner:
 
 
 def load_cpu_runner(
-    asked: EngineConfig | FoundModel, progress: Progress | None = None
+    asked: EngineConfig | FoundModel,
+    progress: Progress | None = None,
+    on_found: Callable[[int, Sequence[int]], None] | None = None,
 ) -> tuple[CpuRunner, LoadedModel]:
-    """Load the model's weights and build its runner.
+    """Load the model's weights and build its runner; see ``load_runner``.
 
     Raises ModelError for files that can't be served, UserError for sizes that don't fit.
     """
@@ -267,6 +269,8 @@ def load_cpu_runner(
     from lmi_core.runners.cpu.ranks import Ranks
 
     found = find_cpu_model(asked, HOST_MEMORY.total_bytes)
+    if on_found is not None:
+        on_found(found.spec.vocab_size, found.config.eos_token_ids)
     ranks = None
     config = with_bound_cpus(found.asked)
     found = replace(found, asked=config)
