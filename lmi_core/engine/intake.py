@@ -10,7 +10,6 @@ from lmi_core.engine.pooling_params import PoolingParams, framed_text
 from lmi_core.engine.request import BACKGROUND, GenerationRequest
 from lmi_core.engine.stats import EngineInfo
 from lmi_core.errors import CapacityError, TaskError, UserError
-from lmi_core.models.pooling_head import PoolingHead
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.text.prompt_errors import check_token_ids, empty_prompt, prompt_too_long
 from lmi_core.text.tokenizer import Tokenizer, WholeText
@@ -29,14 +28,12 @@ class Intake:
         tokenizer: Tokenizer,
         config: EngineConfig,
         check_adapter: abc.Callable[[str], object],
-        head: PoolingHead | None = None,
     ) -> None:
-        """``check_adapter`` raises UserError for an adapter that isn't registered; ``head``: of a
-        model that pools."""
+        """``check_adapter`` raises UserError for an adapter that isn't registered."""
         self._info = info
         self._tokenizer = tokenizer
         self._check_adapter = check_adapter
-        self._head = head
+        self._head = info.head
         self._max_queue_s = config.max_queue_s
         self._has_priorities = config.scheduling_policy == "priority"
 

@@ -41,10 +41,7 @@ class KvMemory:
         if runner.info.pads_batches:
             self._final_lengths = cast(PaddedRunner, runner).final_lengths
         self._shares_blocks = runner.info.shares_blocks
-        pooling = runner.info.pooling
-        has_enough = pooling is None or (pooling.rows == "last" and pooling.is_causal)
-        self._enable_prefix_caching = enable_prefix_caching and self._shares_blocks and has_enough
-        """Other rows than the last aren't in blocks: who pools them computes the whole prompt."""
+        self._enable_prefix_caching = enable_prefix_caching and runner.info.caches_prefixes
         self._guaranteed_no_evict = guaranteed_no_evict
         self._num_rows = runner.info.max_num_seqs
         self._vocab_size = runner.info.vocab_size

@@ -69,6 +69,14 @@ class RunnerInfo:
     pads_batches: bool = False
     """Whether it is a ``PaddedRunner``."""
 
+    @property
+    def caches_prefixes(self) -> bool:
+        """Whether prompts may begin with what was computed before. Other rows than the last aren't
+        in blocks: who pools them computes the whole prompt."""
+        pooling = self.pooling
+        has_enough = pooling is None or (pooling.rows == "last" and pooling.is_causal)
+        return self.shares_blocks and has_enough
+
     def check_capacities(self) -> None:
         """Raise ConfigError for steps without a row for every sequence, and for no cache."""
         for name, value in (

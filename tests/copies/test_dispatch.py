@@ -110,6 +110,7 @@ class Reader:
             arrival_s=time.monotonic(),
             prefix_seed=b"",
             hashes=[],
+            num_first=-1,
             on_end=lambda: None,
         )
         dispatch.put(self.request)

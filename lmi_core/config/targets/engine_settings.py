@@ -148,7 +148,8 @@ def ignore_for_device(values: Values, placement: Placement, problems: Problems) 
     if placement.device == "cpu":
         values.ignored |= _ON_CPU
         return
-    for key in ("option.num_threads", "option.instruction_set", "option.tp_invariant"):
+    own = ("num_threads", "instruction_set", "tp_invariant", "cpu_binding")
+    for key in (f"option.{name}" for name in own):
         if key in values.known:
             why = f"{key} belongs to option.device=cpu, not to {placement.device}"
             problems.warn(values.where(key), why, key)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from lmi_core import _native
 from lmi_core.models.eagle_head import EagleHead
 from lmi_core.models.medusa_heads import MedusaHeads
+from lmi_core.runners.cpu.core_groups import bound_to, own_groups
 from lmi_core.runners.cpu.draft_chains import DraftChains
 from lmi_core.runners.cpu.draft_runner import CpuDraftRunner
 from lmi_core.runners.cpu.eagle_runner import EagleRunner, eagle_states
@@ -268,9 +270,11 @@ class CpuRunner:
 
 
 def load_cpu_runner(
-    config: EngineConfig, progress: Progress | None = None
+    config: EngineConfig,
+    progress: Progress | None = None,
+    on_found: Callable[[int, Sequence[int]], None] | None = None,
 ) -> tuple[CpuRunner, LoadedModel]:
-    """Load the model's weights and build its runner.
+    """Load the model's weights and build its runner; see ``load_runner``.
 
     Raises ModelError for files that can't be served, UserError for sizes that don't fit.
     """
@@ -280,8 +284,15 @@ def load_cpu_runner(
     from lmi_core.runners.cpu.ranks import Ranks
 
     found = find_cpu_model(config, HOST_MEMORY.total_bytes)
+    if on_found is not None:
+        on_found(found.spec.vocab_size, found.config.eos_token_ids)
     ranks = None
-    with memory_errors(), ExitStack() as failed:
+    config = with_bound_cpus(config)
+    with (
+        memory_errors(),
+        bound_to(config.bound_cpus[0] if config.bound_cpus else ()),
+        ExitStack() as failed,
+    ):
         smoothings = [smoothing_for(each.asked, each, progress) for each in found.models]
         if slicing_of(config, found.spec).num_ranks > 1:
             ranks = Ranks(config, smoothings[0])
@@ -296,6 +307,16 @@ def load_cpu_runner(
         runner = CpuRunner(config, model, packed, draft, found.heads, ranks)
         failed.pop_all()
     return runner, model
+
+
+def with_bound_cpus(config: EngineConfig) -> EngineConfig:
+    """``config`` with what its ranks are bound to, where it doesn't say, and the number of threads
+    that this makes of nothing else."""
+    cpus = config.bound_cpus
+    if cpus is None:
+        cpus = own_groups(config.cpu_binding, config.tensor_parallel_degree)
+    # Of threads that are bound the kernel would say that there are fewer cores.
+    return replace(config, bound_cpus=cpus, num_threads=num_rank_threads(config))
 
 
 def _open_packed(found: FoundModel) -> PackedModel | None:

@@ -28,6 +28,8 @@ def main(descriptor: int) -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     connection = socket.socket(fileno=descriptor)
     _, config, smoothing, rank, level = _receive(connection)
+    if config.bound_cpus:
+        os.sched_setaffinity(0, config.bound_cpus[rank])
     logging.basicConfig(level=level or logging.WARNING, format=f"rank {rank}: %(message)s")
     try:
         joined = _join(connection, config, smoothing, rank)
