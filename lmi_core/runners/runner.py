@@ -189,12 +189,17 @@ class DraftingRunner(Runner, Protocol):
 class BlockMemory(Protocol):
     """The memory of all KV blocks."""
 
-    def copy_out(self, block_id: int) -> bytes:
-        """What a block holds in all layers."""
+    @property
+    def bytes_per_block(self) -> int:
+        """In all layers."""
         ...
 
-    def copy_in(self, block_id: int, content: bytes) -> None:
-        """Make a block what ``copy_out`` returned. No step in flight may refer to it."""
+    def copy_out(self, block_id: int, target: bytearray) -> None:
+        """Put what a block holds in all layers into ``target``."""
+        ...
+
+    def copy_in(self, block_id: int, content: bytes | bytearray) -> None:
+        """Make a block what ``copy_out`` gave. No step in flight may refer to it."""
         ...
 
 
