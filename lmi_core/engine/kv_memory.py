@@ -45,6 +45,7 @@ class KvMemory:
         self._guaranteed_no_evict = guaranteed_no_evict
         self._num_rows = runner.info.max_num_seqs
         self._vocab_size = runner.info.vocab_size
+        self._has_forced_end = bool(runner.info.forced_end_ids)
         self._free_rows = list(range(self._num_rows - 1, -1, -1))
         self.restore: PrefixRestore | None = None
         """What keeps blocks on a disk, too; None: nothing does."""
@@ -329,6 +330,7 @@ class KvMemory:
     def _set_sampling(self, sequence: Sequence) -> None:
         request, search = sequence.request, sequence.request.search
         params = request.request.params
+        most = sequence.max_len - sequence.num_prompt
         self._sampling.set(
             sequence.row,
             temperature=params.temperature,
@@ -344,7 +346,7 @@ class KvMemory:
             num_logprobs=_num_logprobs(params) if search is None else search.num_ranked,
             logit_bias=params.logit_bias,
             banned_ids=params.banned_token_ids,
-            min_tokens=min(params.min_new_tokens, sequence.max_len),
+            min_tokens=min(params.min_new_tokens, most - self._has_forced_end),
             min_tokens_banned_ids=sorted(sequence.end_ids),
             watermark_gamma=params.watermark_gamma,
             watermark_delta=params.watermark_delta,

@@ -46,6 +46,8 @@ class RunnerInfo:
     continues_prompts: bool = True
     """Whether outputs go on in the prompt's place; False: an encoder reads it. Then its tokens have
     no log-probabilities, and what was generated can't be computed again as part of it."""
+    forced_end_ids: tuple[int, ...] = ()
+    """Of which one ends a text that is as long as it may be; empty: any token may."""
     num_saturating_tokens: int | None = None
     """From how many rows on the cost of a step is proportional to them, so that prompts could as
     well have a step each; None: there is no such number."""

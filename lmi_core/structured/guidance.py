@@ -69,8 +69,10 @@ def _compile(
         raise _refused(grammar, str(error)) from None
     compiled = llguidance.LLMatcher(tokenizer, source, log_level=0, limits=limits)
     if compiled.is_error():
+        if grammar.instead is not None:
+            _compile(grammar.instead, tokenizer, limits, marks)  # raises where the fault is there
         raise _refused(grammar, compiled.get_error())
-    made = GuidanceGrammar(compiled, may_draft=len(grammar.text) <= _MAX_DRAFTED_CHARS)
+    made = GuidanceGrammar(compiled, may_draft=grammar.num_chars <= _MAX_DRAFTED_CHARS)
     # The first mask is mostly the one that takes longest; what it finds out is kept.
     first = made.matcher()
     try:
@@ -186,22 +188,35 @@ class _Vocabulary:
 
 def _source(grammar: Grammar, marks: Marks) -> str:
     """The grammar in the library's own form; ValueError when it can't be read."""
-    source, thought = _text_source(grammar, marks), grammar.thought
-    if thought is None:
-        return source
+    if grammar.thought is None and grammar.instead is None:
+        return _text_source(grammar, marks)
+    parts = _named_source("answer", grammar, marks)
+    other = ""
+    if grammar.instead is not None:
+        parts += _named_source("instead", grammar.instead, marks)
+        other = "@instead | "
+    rules = _rules(grammar.thought, other)
+    return json.dumps({"grammars": [{"lark_grammar": marks.resolve(rules)}, *parts]})
+
+
+def _named_source(name: str, grammar: Grammar, marks: Marks) -> list[dict[str, Any]]:
+    """As a part of a larger one."""
+    source = _text_source(grammar, marks)
     is_composed = source.lstrip().startswith("{")
     first, *others = json.loads(source)["grammars"] if is_composed else [{"lark_grammar": source}]
-    rules = marks.resolve(_thought_rules(thought))
-    return json.dumps({"grammars": [{"lark_grammar": rules}, {**first, "name": "answer"}, *others]})
+    return [{**first, "name": name}, *others]
 
 
-def _thought_rules(thought: Thought) -> str:
+def _rules(thought: Thought | None, other: str) -> str:
+    """Of reasoning, then the text or the ``other``."""
+    if thought is None:
+        return f"start: {other}@answer"
     begin = "" if thought.is_open else quote_mark(thought.begin)
     after = quote_mark(thought.after) if thought.after else ""
     lead = quote_mark(thought.lead) if thought.lead else ""
     return "\n".join(
         [
-            f"start: thought{'' if thought.is_open else '?'} {lead} @answer",
+            f"start: thought{'' if thought.is_open else '?'} ({other}{lead} @answer)",
             f"thought: {begin} thinking {after} BLANKS?",
             f"thinking: {text_before_mark(thought.end)}",
             r"BLANKS: /\s{1,4}/",  # a model could go on with blanks for ever

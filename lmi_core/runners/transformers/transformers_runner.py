@@ -89,6 +89,7 @@ class TransformersRunner:
             shares_blocks=False,
             has_adapters=model.adapters is not None,
             continues_prompts=not isinstance(model, EncoderDecoderModel),
+            forced_end_ids=model.forced_end_ids,
         )
         self._num_threads = config.num_threads
         self._held: set[int] = set()
