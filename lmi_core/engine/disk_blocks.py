@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import cast
 
 from lmi_core._native import checksum
+from lmi_core.errors import EngineError
 from lmi_core.runners.prefix_secret import derived, installation_secret
-from lmi_core.runners.runner import BlockRunner, Runner
+from lmi_core.runners.runner import BlockContent, BlockRunner, Runner
 from lmi_core.settings.engine_config import EngineConfig
 
 log = logging.getLogger(__name__)
@@ -62,7 +63,8 @@ class DiskBlocks:
         self._other_bytes = 0
         """Of other models."""
         self._pending: set[str] = set()
-        self._queue: queue.SimpleQueue[tuple[str, bytearray] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[str, bytearray, BlockContent | None] | None]
+        self._queue = queue.SimpleQueue()
         self._spare: list[bytearray] = []
         self._said: set[str] = set()
         self._lock_file = self._take_lock()
@@ -83,7 +85,7 @@ class DiskBlocks:
     def has(self, block_hash: bytes) -> bool:
         return block_hash.hex() in self._names
 
-    def keep(self, block_hash: bytes, copy: Callable[[bytearray], None]) -> None:
+    def keep(self, block_hash: bytes, copy: Callable[[bytearray], BlockContent | None]) -> None:
         """Have a block written, which ``copy`` is called at once to put into memory, unless it is
         there, or there is more to be written than the disk can take."""
         name = block_hash.hex()
@@ -92,10 +94,10 @@ class DiskBlocks:
         if (len(self._pending) + 1) * self._block_bytes > _MAX_PENDING_BYTES:
             return
         content = self._memory()
-        copy(content)
+        rest = copy(content)
         with self._lock:
             self._pending.add(name)
-        self._queue.put((name, content))
+        self._queue.put((name, content, rest))
 
     def read(self, hashes: Iterable[bytes]) -> list[bytearray]:
         """The contents of leading blocks, up to the first that isn't there or isn't whole, until
@@ -174,8 +176,10 @@ class DiskBlocks:
 
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:
-            name, content = item
+            name, content, rest = item
             try:
+                if rest is not None:
+                    rest.result()
                 try:
                     self._write(name, content)
                 except FileNotFoundError:
@@ -183,6 +187,8 @@ class DiskBlocks:
                     self._write(name, content)
             except OSError as error:
                 self._say(f"blocks aren't written to {self._directory}: {error.strerror or error}")
+            except EngineError as error:
+                self._say(f"a block isn't written to {self._directory}: {error}")
             with self._lock:
                 self._pending.discard(name)
             self.give_back([content])
