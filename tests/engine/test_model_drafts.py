@@ -157,6 +157,11 @@ def test_a_draft_model_of_fewer_positions_stops_there(tmp_path: Path) -> None:
     assert totals.num_accepted_tokens > 10
 
 
+def test_choices_without_a_prefix_cache_share_blocks_that_have_no_names() -> None:
+    totals = both(copy_of_target(), replace(PARAMS, n=3), 2, enable_prefix_caching=False)
+    assert share(totals) == 1.0
+
+
 def test_a_smaller_embedding_is_padding_that_is_left_out(tmp_path: Path) -> None:
     draft = make_checkpoint(tmp_path / "draft", "llama2", tokenizer=False, vocab_size=360)
     write_tokenizer(draft, 360)
