@@ -343,7 +343,7 @@ class Copies:
 
         claimed_bytes = HOST_MEMORY.total_bytes - HOST_MEMORY.of(self)
         found = find_cpu_model(self.config, claimed_bytes)
-        num_bytes = check_copies(self.config, found, num_copies, claimed_bytes)
+        num_bytes = check_copies(found, num_copies, claimed_bytes)
         self._shares_weights = shares_weights(self.config, found.checkpoint.stored_bytes)
         HOST_MEMORY.claim(self, num_bytes)
 

@@ -127,9 +127,7 @@ class PagedPolicy:
             sequence.num_scheduled = 1
             sequences.append(sequence)
         for sequence in sequences:
-            if sequence.copy is not None:
-                plan.copies.append(sequence.copy)
-                sequence.copy = None
+            plan.take_copy(sequence)
         plan.num_tokens = len(sequences)
         return self._info.max_logit_rows - len(sequences)
 
@@ -198,18 +196,17 @@ class PagedPolicy:
             if state == self._refusal or not self._has_rows(sequence):
                 break
             try:
-                admission = memory.admit(sequence, num_spare_blocks=self._num_spare_blocks())
+                has_memory = memory.admit(sequence, num_spare_blocks=self._num_spare_blocks())
             except Exception as error:  # those behind it are admitted by the next step
                 plan.failures.append((sequence, error))
                 break
-            if admission is None:
+            if not has_memory:
                 self._refusal = state
                 break
             shares.note_admitted(sequence)
             self._num_held_steps = 0
-            if admission.copy is not None:
-                plan.copies.append(admission.copy)
             for member in sequence.gang:
+                plan.take_copy(member)
                 queues.run(member)
                 num_logit_rows = self._schedule_chunk(member, plan, num_logit_rows)
         return num_logit_rows

@@ -183,8 +183,9 @@ class TensorReader:
 
     def vector(self, name: str) -> FloatArray:
         """A float32 copy."""
-        check_finite(self._tensors[name], self._view(name))
-        values = self._floats(self._tensors[name])
+        tensor, view = self._tensors[name], self._view(name)
+        check_finite(tensor, view)
+        values = to_float32(view, tensor.dtype)
         self._release([name])
         return values
 

@@ -242,8 +242,8 @@ def test_memory_counts_both_models() -> None:
     draft = first_layers(*TARGET, 2)
     found, config = find(draft, kv_cache_bytes=None, max_num_seqs=4)
     plain = find_cpu_model(replace(config, speculation=None))
-    without = estimate(replace(config, speculation=None), plain)
-    needs = estimate(config, found)
+    without = estimate(plain)
+    needs = estimate(found)
     assert needs.kv_cache * 3 == without.kv_cache * 5  # blocks of three layers and two
     assert 1.4 * without.weights < needs.weights < 2 * without.weights
     assert needs.workspace > without.workspace
