@@ -4,6 +4,7 @@ import pytest
 
 from lmi_core.config.resolve import resolve
 from lmi_core.config.targets.launch import prepare
+from lmi_core.engine.engine import Engine
 from lmi_core.errors import ConfigError
 from tests.checkpoints import cached_checkpoint
 
@@ -67,3 +68,17 @@ def test_models_that_start_together_share_memory(whole):
     assert [launch.engine.served_model_name for launch in launches] == ["a", "b"]
     assert [launch.engine.num_models for launch in launches] == [2, 2]
     assert [launch.engine.max_model_len for launch in launches] == [None, 9]
+
+
+def test_what_was_read_to_judge_a_model_is_not_read_again(whole, monkeypatch):
+    started = launch(whole("option.max_rolling_batch_size=4"))
+    assert started.found.asked == started.engine
+
+    def refuse(*arguments, **settings):
+        raise AssertionError("read again")
+
+    monkeypatch.setattr("lmi_core.models.loader.Checkpoint", refuse)
+    monkeypatch.setattr("lmi_core.runners.load.Tokenizer", refuse)
+    with Engine(started.found, own_loop=True) as engine:
+        assert engine.config == started.engine
+        assert [event.token_id for event in engine.generate_sync("one", max_new_tokens=1)]
