@@ -17,9 +17,8 @@ from lmi_core.models.weight_packing import WeightPacking
 from lmi_core.models.weights import Linear, MappedFile, Table, WeightBackend
 from lmi_core.ops.graph import JoinedWeight, LinearWeight, SlicedWeight
 from lmi_core.weights.block_matrix import BlockMatrix
-from lmi_core.weights.finite import NotFiniteError, check_finite
 from lmi_core.weights.float_code_matrix import FloatCodeMatrix
-from lmi_core.weights.float_tensors import DTYPES, to_float32
+from lmi_core.weights.float_tensors import DTYPES, NotFiniteError, check_finite, to_float32
 from lmi_core.weights.formats import FloatArray, PackFormat
 from lmi_core.weights.fp8_checkpoint import FP8_DTYPES, scale_of
 from lmi_core.weights.fp8_matrix import Fp8Matrix, expand_scales
