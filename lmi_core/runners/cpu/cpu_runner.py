@@ -113,7 +113,7 @@ class CpuRunner:
         self.pool, self.block_tables = shared.pool, shared.block_tables
         self.sampling, self.steps = shared.sampling, shared.steps
         self._last_step = self.steps[0]
-        store = lora_store(config, model)
+        store = None if config.lora is None else lora_store(config, config.lora, model)
         self.adapters: AdapterStore | None = store
         if store is not None and ranks is not None:
             self.adapters = RankedAdapters(store, ranks)
@@ -293,8 +293,10 @@ def load_cpu_runner(
 
 def with_bound_cpus(config: EngineConfig) -> EngineConfig:
     """``config`` with what its ranks are bound to, where it doesn't say, and the number of threads
-    that this makes of nothing else."""
+    that this makes of nothing else. A process that computes its model alone has all cores."""
     cpus = config.bound_cpus
+    if cpus is None and config.tensor_parallel_degree == 1:
+        return config
     if cpus is None:
         cpus = own_groups(config.cpu_binding, config.tensor_parallel_degree)
     # Of threads that are bound the kernel would say that there are fewer cores.

@@ -78,7 +78,7 @@ def _join(
         sizes = step_sizes(config, model.spec)
         group = open_group(config, model.spec, sizes, rank, descriptor)
         os.close(descriptor)
-        store = lora_store(config, model)
+        store = None if config.lora is None else lora_store(config, config.lora, model)
         recorded = RecordedModel(
             config,
             model,
