@@ -102,16 +102,8 @@ async def answer_in_session(
         return None
     owner = tenant_name(request)
     kind = await _request_type(request, model)
-    if kind == _NEW:
-        session = await sessions.create(owner)
-        return _answer(f"Session {session.id} created", FIELD, _with_end(session))
-    if kind == _CLOSE:
-        session = await sessions.close(session_id, owner)
-        return _answer(f"Session {session.id} closed", _CLOSED_FIELD, session.id)
     if kind is not None:
-        raise UserError(
-            f"requestType must be {_NEW} or {_CLOSE}, got {kind[:40]!r}", field="requestType"
-        )
+        return await _opened_or_closed(sessions, kind, session_id, owner)
     if not session_id:
         return None
     found = None if session_id == _NEW else await sessions.get(session_id, owner)
@@ -131,6 +123,21 @@ async def answer_in_session(
     finally:
         for session in used:
             sessions.ended(session)
+
+
+async def _opened_or_closed(
+    sessions: Sessions, kind: str, session_id: str, owner: str
+) -> web.Response:
+    """The answer to a call that is about nothing else; UserError for one of another kind."""
+    if kind == _NEW:
+        session = await sessions.create(owner)
+        return _answer(f"Session {session.id} created", FIELD, _with_end(session))
+    if kind == _CLOSE:
+        session = await sessions.close(session_id, owner)
+        return _answer(f"Session {session.id} closed", _CLOSED_FIELD, session.id)
+    raise UserError(
+        f"requestType must be {_NEW} or {_CLOSE}, got {kind[:40]!r}", field="requestType"
+    )
 
 
 async def _request_type(request: web.Request, model: LoadedModel) -> str | None:
