@@ -84,7 +84,9 @@ def _checks(
     yield lambda: _check_code(model)
     if model.backend == "handler":
         return
-    yield lambda: check_source(model.source, server, environ)
+    directory = _whole_directory(model, server, environ)
+    if directory is None or model.backend != "lmi":  # else what is loaded is read below
+        yield lambda: check_source(model.source, server, environ)
     named = () if model.lora is None else model.lora.named
     for adapter in named:
         yield lambda adapter=adapter: check_source(adapter.source, server, environ, check_adapter)  # type: ignore[misc]
@@ -93,7 +95,6 @@ def _checks(
         yield lambda: check_source(draft, server, environ)
     yield lambda: _check_device(model)
     yield lambda: _check_copies(model)
-    directory = _whole_directory(model, server, environ)
     yield lambda: _check_template(model, directory)
     if directory is None:
         return

@@ -6,10 +6,12 @@ from lmi_core.config.resolve import resolve
 from lmi_core.config.targets.launch import prepare
 from lmi_core.engine.engine import Engine
 from lmi_core.errors import ConfigError
+from lmi_core.weights import checkpoint
 from tests.checkpoints import cached_checkpoint
 
 from .cases import CPU, NO_CACHE
 
+READ = checkpoint.read_header
 LLAMA = {"architectures": ["LlamaForCausalLM"]}
 
 
@@ -71,8 +73,11 @@ def test_models_that_start_together_share_memory(whole):
 
 
 def test_what_was_read_to_judge_a_model_is_not_read_again(whole, monkeypatch):
+    read = []
+    monkeypatch.setattr(checkpoint, "read_header", lambda path: read.append(path) or READ(path))
     started = launch(whole("option.max_rolling_batch_size=4"))
     assert started.found.asked == started.engine
+    assert [path.name for path in read] == ["model.safetensors"]
 
     def refuse(*arguments, **settings):
         raise AssertionError("read again")

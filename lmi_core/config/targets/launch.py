@@ -83,7 +83,10 @@ def prepare_model(
         assert code is not None, "a handler has a configuration"
         return CustomCodeLaunch(model=model, handler=code, server=server)
     with_code = model.trust_remote_code and model.backend != "lmi"
-    directory = fetch(model.source, server, environ=environ, with_code=with_code)
+    if found is not None and model.source.kind == "local":
+        directory = found.asked.model
+    else:
+        directory = fetch(model.source, server, environ=environ, with_code=with_code)
     if model.source.kind != "local":
         if not model.files.known and model.again is not None:
             model = model.again()
