@@ -251,8 +251,9 @@ def test_how_long_requests_may_wait(configured):
     async def main():
         written = "option.max_rolling_batch_size=1\noption.max_queue_s=0.001\n"
         async with running(configured(written)) as engine:
-            runs = asyncio.create_task(generate(engine, num_tokens=64))
-            await asyncio.sleep(0)
+            runs = asyncio.create_task(collect(engine, PROMPT, params(64), max_queue_s=60))
+            while not engine.stats().num_running:
+                await asyncio.sleep(0)
             patient = asyncio.create_task(collect(engine, PROMPT, params(2), max_queue_s=60))
             with pytest.raises(CapacityError, match=r"may wait 0.001 \(max_queue_s\)") as raised:
                 await generate(engine, num_tokens=2)
