@@ -28,7 +28,7 @@ needs_peft = pytest.mark.skipif(
 )
 NAMES = ("", "a", "b", "a", "", "b")
 FIRST = {"t5": 1, "bart": 2}
-"""Tokens before an encoder-decoder's output: all but the first count as new ones to Transformers."""
+"""Tokens before an encoder-decoder's output: to Transformers, all but the first are new ones."""
 
 
 @functools.cache
