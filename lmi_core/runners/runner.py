@@ -68,6 +68,8 @@ class RunnerInfo:
     """Whether it is a ``LoraRunner``, with LoRA on."""
     pads_batches: bool = False
     """Whether it is a ``PaddedRunner``."""
+    num_ranks: int = 1
+    """Processes that compute each step together; more than one: it is a ``RankedRunner``."""
 
     @property
     def caches_prefixes(self) -> bool:
@@ -111,6 +113,15 @@ class Runner(Protocol):
 
     def close(self) -> None:
         """Wait for what was submitted, release threads and memory. Idempotent."""
+        ...
+
+
+class RankedRunner(Runner, Protocol):
+    """Whose steps other processes compute with it."""
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether one of them ended, so that all steps fail from now on."""
         ...
 
 
@@ -207,9 +218,9 @@ class DraftingRunner(Runner, Protocol):
 
 
 class BlockContent(Protocol):
-    """What a block held, on its way here."""
+    """What a block held, on its way into memory."""
 
-    def result(self) -> bytes:
+    def result(self) -> None:
         """Wait for it; in any thread. Raises EngineError where it can't come any more."""
         ...
 
@@ -217,11 +228,17 @@ class BlockContent(Protocol):
 class BlockMemory(Protocol):
     """The memory of all KV blocks."""
 
-    def copy_out(self, block_id: int) -> bytes | BlockContent:
-        """What a block holds in all layers now, whatever is submitted later. Does not wait."""
+    @property
+    def bytes_per_block(self) -> int:
+        """In all layers."""
         ...
 
-    def copy_in(self, block_id: int, content: bytes) -> None:
+    def copy_out(self, block_id: int, target: bytearray) -> BlockContent | None:
+        """Put what a block holds in all layers now, whatever is submitted later, into ``target``.
+        Does not wait: it is there once what is returned was waited for."""
+        ...
+
+    def copy_in(self, block_id: int, content: bytearray) -> None:
         """Make a block what ``copy_out`` gave. No step in flight may refer to it."""
         ...
 
