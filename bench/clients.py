@@ -171,9 +171,6 @@ def main() -> None:
     args = parser.parse_args()
     model = MODEL_DIR if args.tick_ms else checkpoint(args.shape).absolute()
     command = [sys.executable, "-m", "lmi_core", "serve", str(model), "--device", "cpu"]
-    command += ["--served-model-name", "model"]
-    # They get the same prompts, which whoever comes first would compute for the others.
-    command += ["--option", "enable_prefix_caching=false"]
     # A client's prompts are found in no cache that those before it filled.
     command += ["--served-model-name", "model", "--no-enable-prefix-caching"]
     if args.tick_ms:
