@@ -155,7 +155,7 @@ def interpreted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_triton(interpreted: Path, kv_dtype: str) -> None:
     config = config_of(interpreted, "torch-cpu", "fp32", kv_dtype=kv_dtype)
     conditions = ("chunks of 7", "prefixes from the cache")
-    requests = make_requests((1, 30, 12, 8), 2)
+    requests = make_requests((1, 30, 12, 8), 1)
     assert_equal_bits(config, requests, "invariant: linear", conditions, num_disturbing=0)
 
 
