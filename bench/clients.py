@@ -171,6 +171,8 @@ def main() -> None:
     args = parser.parse_args()
     model = MODEL_DIR if args.tick_ms else checkpoint(args.shape).absolute()
     command = [sys.executable, "-m", "lmi_core", "serve", str(model), "--device", "cpu"]
+    # A client's prompts are found in no cache that those before it filled.
+    command += ["--served-model-name", "model", "--no-enable-prefix-caching"]
     if args.tick_ms:
         command = [sys.executable, "-m", "bench.front_end", "--serve", "--tick-ms"]
         command.append(f"{args.tick_ms:g}")

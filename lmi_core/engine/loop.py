@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from lmi_core.engine.commit import Commit
+from lmi_core.engine.deadlines import waited_too_long
 from lmi_core.engine.delivery import Delivery
 from lmi_core.engine.policy import Plan
 from lmi_core.engine.scheduler import Scheduler
@@ -18,7 +19,7 @@ from lmi_core.engine.sequence import ActiveRequest, Sequence
 from lmi_core.engine.stats import EngineObserver, EngineTotals, StepRecord
 from lmi_core.engine.step_costs import StepCosts
 from lmi_core.engine.step_filling import fill
-from lmi_core.errors import CapacityError, EngineError, UserError
+from lmi_core.errors import EngineError, UserError
 from lmi_core.runners.runner import (
     AheadRunner,
     DraftingRunner,
@@ -47,14 +48,6 @@ class Submitted(NamedTuple):
     step: Step
     submitted_s: float
     done: asyncio.Future[None]
-
-
-class Committed(NamedTuple):
-    """A completed step whose events haven't been handed out."""
-
-    commit: Commit
-    step: Step
-    completed_s: float
 
 
 class StepLoop:
@@ -129,13 +122,13 @@ class StepLoop:
             await submitted.done
             committed = self._commit(submitted)
             if committed is not None:
-                self._deliver(committed)
+                self._delivery.deliver(committed)
 
     async def _run_overlapped(self) -> None:
         """As the plain loop, but events of a step are handed out while the next one runs, and where
         sequences only decode on, that one is submitted before the last one's tokens are known."""
         submitted: Submitted | None = None
-        committed: Committed | None = None
+        committed: Commit | None = None
         while submitted is not None or committed is not None or await self._has_work():
             if submitted is None:
                 submitted = self._submit_next()
@@ -144,7 +137,7 @@ class StepLoop:
                     self._costs.note_gap(gap_s, ahead=False)
             following = None if submitted is None else self._submit_ahead(submitted)
             if committed is not None:
-                self._deliver(committed)
+                self._delivery.deliver(committed)
                 committed = None
             if submitted is not None:
                 await submitted.done
@@ -234,7 +227,7 @@ class StepLoop:
             if not done.done():
                 done.set_result(None)
 
-    def _commit(self, submitted: Submitted) -> Committed | None:
+    def _commit(self, submitted: Submitted) -> Commit | None:
         """Take over a completed step; None if it failed."""
         plan, step, submitted_s, _ = submitted
         completed_s = time.monotonic()
@@ -261,10 +254,8 @@ class StepLoop:
         self._fail_requests(commit.failures, "taking over the request's step failed")
         if self._check_integrity:
             self._scheduler.check_integrity()
-        return Committed(commit, step, completed_s)
-
-    def _deliver(self, committed: Committed) -> None:
-        self._delivery.deliver(committed.commit, committed.step, committed.completed_s)
+        commit.completed_s = completed_s
+        return commit
 
     def _count(self, plan: Plan, step: Step, seconds: float) -> None:
         totals = self._totals
@@ -291,12 +282,8 @@ class StepLoop:
 
     def _fail_expired(self, requests: list[ActiveRequest], now_s: float) -> None:
         for request in requests:
-            waited_s, most_s = now_s - request.arrival_s, request.request.max_queue_s
-            message = (
-                f"the request waited {waited_s:.3g} s for its turn, and may wait {most_s:g} "
-                "(max_queue_s); retry later, or allow more"
-            )
-            self._delivery.fail(request, CapacityError(message, retry_after_s=1.0))
+            error = waited_too_long(now_s - request.arrival_s, request.request.max_queue_s)
+            self._delivery.fail(request, error)
 
     def _fail_requests(self, failures: Iterable[tuple[Sequence, Exception]], what: str) -> None:
         """End the requests that our own code failed for, outside of the step itself."""

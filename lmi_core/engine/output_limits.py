@@ -12,6 +12,7 @@ from lmi_core.engine.stats import EngineInfo
 from lmi_core.structured.allowed_tokens import AllowedTokens
 from lmi_core.structured.banned_sequences import BannedSequences, word_sequences
 from lmi_core.structured.compiler import GrammarCompiler
+from lmi_core.structured.forced_end import ForcedEnd
 from lmi_core.structured.matcher import CompiledGrammar
 from lmi_core.structured.thinking_budget import ThinkingLimit
 from lmi_core.text.stop import StopMatcher, StopStrings
@@ -43,10 +44,15 @@ class Outputs:
             compiled = BannedSequences(
                 prompt_ids, ngram_size=ngram_size, sequences=sequences, grammar=compiled
             )
-        if params.thinking is None:
+        if params.thinking is not None:
+            end_ids = self._tokenizer.encode_now(params.thinking.end, add_special_tokens=False)
+            bytes_of = self._tokenizer.bytes_of
+            compiled = ThinkingLimit(params.thinking, end_ids, bytes_of, compiled)
+        forced = self._info.runner.forced_end_ids
+        if not forced:
             return compiled
-        end_ids = self._tokenizer.encode_now(params.thinking.end, add_special_tokens=False)
-        return ThinkingLimit(params.thinking, end_ids, self._tokenizer.bytes_of, compiled)
+        num_prompt = len(prompt_ids)
+        return ForcedEnd(self.max_len(params, num_prompt) - num_prompt, forced, compiled)
 
     def max_len(self, params: SamplingParams, num_prompt: int) -> int:
         """Of a prompt and what may follow it."""

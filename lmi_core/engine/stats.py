@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import astuple, dataclass
 from enum import StrEnum
 from typing import Protocol
 
 from lmi_core.engine.outputs import FinishReason
+from lmi_core.models.pooling_head import PoolingHead
 from lmi_core.runners.runner import RunnerInfo
 
 
@@ -50,6 +52,12 @@ class EngineTotals:
     native_seconds: float = 0.0
     """By the worker's clock, summed."""
 
+    @classmethod
+    def sum(cls, parts: Iterable[EngineTotals]) -> EngineTotals:
+        """Of several engines."""
+        counts = [astuple(part) for part in parts]
+        return cls(*map(sum, zip(*counts, strict=True)))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
@@ -80,6 +88,8 @@ class EngineInfo:
     """Prompt and output together."""
     eos_token_ids: tuple[int, ...]
     runner: RunnerInfo
+    head: PoolingHead | None = None
+    """What is behind the pooling of a model that pools."""
 
 
 @dataclass(frozen=True, slots=True)

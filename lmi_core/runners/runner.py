@@ -46,6 +46,8 @@ class RunnerInfo:
     continues_prompts: bool = True
     """Whether outputs go on in the prompt's place; False: an encoder reads it. Then its tokens have
     no log-probabilities, and what was generated can't be computed again as part of it."""
+    forced_end_ids: tuple[int, ...] = ()
+    """Of which one ends a text that is as long as it may be; empty: any token may."""
     num_saturating_tokens: int | None = None
     """From how many rows on the cost of a step is proportional to them, so that prompts could as
     well have a step each; None: there is no such number."""
@@ -64,6 +66,16 @@ class RunnerInfo:
     """Of the hidden states that it gives, as a ``StatesRunner``; 0: it gives none."""
     has_adapters: bool = False
     """Whether it is a ``LoraRunner``, with LoRA on."""
+    pads_batches: bool = False
+    """Whether it is a ``PaddedRunner``."""
+
+    @property
+    def caches_prefixes(self) -> bool:
+        """Whether prompts may begin with what was computed before. Other rows than the last aren't
+        in blocks: who pools them computes the whole prompt."""
+        pooling = self.pooling
+        has_enough = pooling is None or (pooling.rows == "last" and pooling.is_causal)
+        return self.shares_blocks and has_enough
 
     def check_capacities(self) -> None:
         """Raise ConfigError for steps without a row for every sequence, and for no cache."""
@@ -100,6 +112,14 @@ class Runner(Protocol):
     def close(self) -> None:
         """Wait for what was submitted, release threads and memory. Idempotent."""
         ...
+
+
+class PaddedRunner(Runner, Protocol):
+    """Puts sequences that end with about the same length into the same batches."""
+
+    final_lengths: list[int]
+    """Of each row's sequence what it may have in the end, prompt and output; 0: not known. Written
+    when it gets the row."""
 
 
 class PoolingRunner(Runner, Protocol):
@@ -186,15 +206,29 @@ class DraftingRunner(Runner, Protocol):
     drafter: DraftRunner
 
 
+class BlockContent(Protocol):
+    """What a block held, on its way into memory."""
+
+    def result(self) -> None:
+        """Wait for it; in any thread. Raises EngineError where it can't come any more."""
+        ...
+
+
 class BlockMemory(Protocol):
     """The memory of all KV blocks."""
 
-    def copy_out(self, block_id: int) -> bytes:
-        """What a block holds in all layers."""
+    @property
+    def bytes_per_block(self) -> int:
+        """In all layers."""
         ...
 
-    def copy_in(self, block_id: int, content: bytes) -> None:
-        """Make a block what ``copy_out`` returned. No step in flight may refer to it."""
+    def copy_out(self, block_id: int, target: bytearray) -> BlockContent | None:
+        """Put what a block holds in all layers now, whatever is submitted later, into ``target``.
+        Does not wait: it is there once what is returned was waited for."""
+        ...
+
+    def copy_in(self, block_id: int, content: bytearray) -> None:
+        """Make a block what ``copy_out`` gave. No step in flight may refer to it."""
         ...
 
 

@@ -78,6 +78,7 @@ def checkpoint(model_type: str) -> Path:
                 parameter.copy_(scale * torch.randn_like(parameter) / parameter.shape[-1] ** 0.5)
     if model_type == "bart":
         model.generation_config.forced_bos_token_id = 5
+        model.generation_config.forced_eos_token_id = EOS_ID
     directory = Path(_root().name) / model_type
     model.save_pretrained(directory)
     if model_type == "t5":

@@ -11,18 +11,21 @@ from pathlib import Path
 
 from lmi_core import _native
 from lmi_core.errors import InsufficientMemoryError
-from lmi_core.models.eagle_head import EagleHead
-from lmi_core.models.loader import FoundModel, stored_format
-from lmi_core.models.slices import slicing_of
+from lmi_core.models.loader import FoundModel
 from lmi_core.models.spec import DecoderSpec
 from lmi_core.runners.cpu.draft_chains import draft_rows
-from lmi_core.runners.cpu.sizes import block_bytes_of, eagle_block_bytes, step_sizes
+from lmi_core.runners.cpu.sizes import pool_block_bytes, step_sizes
 from lmi_core.runners.step_memory import size_kv_cache
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.units import megabytes
-from lmi_core.weights.formats import WeightFormat
 from lmi_core.weights.mxfp4 import MXFP4_ENDINGS
-from lmi_core.weights.quantized.methods import MXFP4, fp4_format, widened_format
+from lmi_core.weights.quantized.methods import (
+    METHODS,
+    MXFP4,
+    fp4_format,
+    has_few_bits,
+    widened_format,
+)
 from lmi_core.weights.quantized.settings import QuantizationSettings
 from lmi_core.weights.repack_cache import MIN_CHECKPOINT_BYTES, cache_directory
 
@@ -31,6 +34,8 @@ _BYTES["exl2"] = 2.0
 _BYTES |= {"bitsandbytes": 1.0, "eetq": 1.0, "smoothquant": 1.0}
 _BYTES |= dict.fromkeys(["bitsandbytes-nf4", "bitsandbytes-fp4"], 4.5 / 8)
 """Of a weight; int4 with the scale and zero point of 128, nf4 and fp4 with the scale of 64."""
+_FEW_BITS_BYTES = 4.5 / 8
+"""Of a weight of 2 or 3 bits, in blocks of 4 with a scale of 32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,47 +60,33 @@ class Estimate:
         )
 
 
-def estimate(config: EngineConfig, found: FoundModel, claimed_bytes: int = 0) -> Estimate:
+def estimate(found: FoundModel, claimed_bytes: int = 0) -> Estimate:
     """What the CPU engine takes for a model whose files are here, and for what drafts for it;
     ``claimed_bytes``: what other engines have. Raises InsufficientMemoryError for a KV cache that
     can't be had."""
-    models = [(config, found)]
-    if found.draft is not None:
-        models.append((found.draft.asked, found.draft))
-    slicing = slicing_of(config, found.spec)
-    of_head = 0
-    if isinstance(found.heads, EagleHead):
-        of_head = eagle_block_bytes(config, found.heads, _dtype(config, found))
+    config, num_ranks = found.asked, found.slicing.num_ranks
     cache = size_kv_cache(
         config,
-        block_bytes=of_head
-        + slicing.num_ranks
-        * sum(
-            block_bytes_of(asked, slicing.spec(each.spec), _dtype(asked, each))
-            for asked, each in models
-        ),
+        block_bytes=pool_block_bytes(found),
         max_model_len=config.max_model_len or found.spec.max_positions,
         claimed_bytes=claimed_bytes,
     )
     return Estimate(
-        weights=sum(_weight_bytes(*model) for model in models)
+        weights=sum(map(_weight_bytes, found.models))
         + (0 if found.heads is None else found.heads.num_weights),
         kv_cache=cache.num_bytes,
-        workspace=slicing.num_ranks * _workspace_bytes(config, found.spec, slicing.num_ranks)
+        workspace=num_ranks * _workspace_bytes(config, found.spec, num_ranks)
         + (0 if found.draft is None else _draft_workspace_bytes(config, found.draft.spec)),
-        stored=sum(each.checkpoint.stored_bytes for _, each in models),
+        stored=sum(each.checkpoint.stored_bytes for each in found.models),
     )
 
 
-def _dtype(config: EngineConfig, found: FoundModel) -> WeightFormat:
-    return stored_format(found) if config.dtype == "auto" else config.dtype
-
-
-def _weight_bytes(config: EngineConfig, found: FoundModel) -> int:
+def _weight_bytes(found: FoundModel) -> int:
+    config = found.asked
     settings = found.checkpoint.quantization
     if settings is not None and not _is_made_anew(settings, config):
-        return found.checkpoint.stored_bytes
-    spec, names, dtype = found.spec, found.spec.names, _dtype(config, found)
+        return found.checkpoint.stored_bytes + _copied_bytes(found)
+    spec, names, dtype = found.spec, found.spec.names, found.dtype
     shapes = dict(found.shapes)
     embedding = math.prod(shapes.pop(names.embedding))
     head_name = f"{names.head}.weight"
@@ -103,18 +94,28 @@ def _weight_bytes(config: EngineConfig, found: FoundModel) -> int:
     head = head if spec.has_head else 0
     matrices = sum(_num_weights(name, shape) for name, shape in shapes.items())
     vectors = sum(math.prod(shape) for shape in shapes.values() if len(shape) == 1)
-    copied = 0 if dtype == stored_format(found) else embedding * _BYTES[dtype]
-    head_bytes = 1.0 if config.quantize else _BYTES[dtype]
-    return int(
-        matrices * _BYTES[config.quantize or dtype] + head * head_bytes + 4 * vectors + copied
-    )
+    is_named = settings is not None and config.quantize in METHODS  # and nothing is made at load
+    made = None if is_named else config.quantize
+    head_bytes = 1.0 if made else _BYTES[dtype]
+    matrix_bytes = _BYTES[made or dtype]
+    if settings is not None and widened_format(settings) is None and has_few_bits(settings):
+        matrix_bytes = _FEW_BITS_BYTES
+    matrix_bytes *= matrices
+    return int(matrix_bytes + head * head_bytes + 4 * vectors) + _copied_bytes(found)
+
+
+def _copied_bytes(found: FoundModel) -> int:
+    """Of an embedding in fp16, which becomes floats; others are read where they lie."""
+    embedding = found.tensors[found.spec.names.embedding]
+    is_kept = embedding.dtype != "F16" or found.checkpoint.gguf_architecture is not None
+    return 0 if is_kept else 4 * math.prod(found.shapes[found.spec.names.embedding])
 
 
 def _is_made_anew(settings: QuantizationSettings, config: EngineConfig) -> bool:
     """Whether the checkpoint's matrices take other memory than its files do."""
     has_choice = settings.method == MXFP4 or fp4_format(settings) is not None
-    is_widened = widened_format(settings) is not None
-    return is_widened or (has_choice and config.quantize is not None)
+    is_other = widened_format(settings) is not None or has_few_bits(settings)
+    return is_other or (has_choice and config.quantize is not None)
 
 
 def _num_weights(name: str, shape: tuple[int, ...]) -> int:
@@ -124,10 +125,10 @@ def _num_weights(name: str, shape: tuple[int, ...]) -> int:
     return math.prod(shape) * (2 if name.endswith(MXFP4_ENDINGS[0]) else 1)
 
 
-def check_memory(config: EngineConfig, found: FoundModel, claimed_bytes: int = 0) -> None:
+def check_memory(found: FoundModel, claimed_bytes: int = 0) -> None:
     """Raise InsufficientMemoryError, with the numbers, unless the model fits beside what other
     engines have taken: into the memory that the process may use, and its address space."""
-    needs = estimate(config, found, claimed_bytes)
+    config, needs = found.asked, estimate(found, claimed_bytes)
     limit = int(_native.cpu_info()["memory_limit_bytes"])
     if needs.total > limit - claimed_bytes:
         taken = f", of which other models have taken {megabytes(claimed_bytes)}"
@@ -153,13 +154,12 @@ def shares_weights(config: EngineConfig, stored_bytes: int) -> bool:
     return is_kept and stored_bytes >= MIN_CHECKPOINT_BYTES
 
 
-def estimate_copies(
-    config: EngineConfig, found: FoundModel, num_copies: int, claimed_bytes: int = 0
-) -> Estimate:
+def estimate_copies(found: FoundModel, num_copies: int, claimed_bytes: int = 0) -> Estimate:
     """As ``estimate``, of so many processes together. They share packed weights in the repack
     cache, and divide the part of the memory that KV caches get."""
+    config = found.asked
     each = replace(config, num_models=config.num_models * num_copies)
-    needs = estimate(each, found, claimed_bytes)
+    needs = estimate(replace(found, asked=each), claimed_bytes)
     num_weights = 1 if shares_weights(config, needs.stored) else num_copies
     return replace(
         needs,
@@ -169,16 +169,14 @@ def estimate_copies(
     )
 
 
-def check_copies(
-    config: EngineConfig, found: FoundModel, num_copies: int, claimed_bytes: int = 0
-) -> int:
+def check_copies(found: FoundModel, num_copies: int, claimed_bytes: int = 0) -> int:
     """What the copies of a model take together. Raises InsufficientMemoryError where they don't fit
     beside what other engines have taken."""
-    needs = estimate_copies(config, found, num_copies, claimed_bytes)
+    needs = estimate_copies(found, num_copies, claimed_bytes)
     limit = int(_native.cpu_info()["memory_limit_bytes"])
     if needs.total > limit - claimed_bytes:
         raise InsufficientMemoryError(
-            f"{num_copies} copies of the model in {config.model} need {needs.describe()}; "
+            f"{num_copies} copies of the model in {found.asked.model} need {needs.describe()}; "
             f"{megabytes(max(0, limit - claimed_bytes))} are left: set a smaller num_copies, "
             "quantize or a smaller kv_cache_bytes",
             field="num_copies",

@@ -106,8 +106,16 @@ class CausalModel:
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
+        return self._ids("eos_token_id")
+
+    @property
+    def forced_end_ids(self) -> tuple[int, ...]:
+        """Of which one ends a text that is as long as it may be; empty: any token may."""
+        return self._ids("forced_eos_token_id")
+
+    def _ids(self, name: str) -> tuple[int, ...]:
         for config in (self._model.generation_config, self._text_config):
-            ids = getattr(config, "eos_token_id", None)
+            ids = getattr(config, name, None)
             if ids is not None:
                 return (ids,) if isinstance(ids, int) else tuple(ids)
         return ()

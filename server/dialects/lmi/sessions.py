@@ -8,8 +8,11 @@ What a session gives here: the blocks of its last conversation are kept for its 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
+from typing import TypeVar
 
 import msgspec
 from aiohttp import web
@@ -21,6 +24,8 @@ from lmi_server.dialects.lmi.session_store import FIELD, Session, SessionStore
 from lmi_server.http.tenants import tenant_name
 from lmi_server.models.backend import Pins
 from lmi_server.models.loaded_model import LoadedModel
+
+T = TypeVar("T")
 
 _NEW, _CLOSE = "NEW_SESSION", "CLOSE"
 _CLOSED_FIELD = "X-Amzn-SageMaker-Closed-Session-Id"
@@ -37,25 +42,38 @@ class Sessions:
     def __init__(self, model: LoadedModel) -> None:
         options = model.options.lmi.sessions
         self.store = None if options is None else SessionStore(options, model.options.model_name)
-        self._lock = asyncio.Lock()
+        self._turn, self._lock = asyncio.Lock(), threading.Lock()
         self._backend = model.backend
 
     async def create(self, tenant: str) -> Session:
-        async with self._lock:
-            store = self._needed()
-            for ended in await asyncio.to_thread(store.end_expired):
-                self._unpin(ended)
-            return await asyncio.to_thread(store.create, tenant)
+        store = self._needed()
+        for ended in await self._alone(store.end_expired):
+            self._unpin(ended)
+        return await self._alone(partial(store.create, tenant))
 
     async def get(self, session_id: str, tenant: str) -> Session:
-        async with self._lock:
-            return await asyncio.to_thread(self._needed().get, session_id, tenant)
+        return await self._alone(partial(self._needed().get, session_id, tenant))
 
     async def close(self, session_id: str, tenant: str) -> Session:
-        async with self._lock:
-            session = await asyncio.to_thread(self._needed().close, session_id, tenant)
+        session = await self._alone(partial(self._needed().close, session_id, tenant))
         self._unpin(session)
         return session
+
+    async def _alone(self, work: Callable[[], T]) -> T:
+        """In a thread, which goes on where the client leaves meanwhile."""
+
+        def alone() -> T:
+            with self._lock:
+                return work()
+
+        async with self._turn:  # threads that wait for each other would be missed elsewhere
+            return await asyncio.to_thread(alone)
+
+    def ended(self, session: Session) -> None:
+        """A request of it has: what it keeps is for nobody where the session was closed before the
+        engine had the request."""
+        if self.store is not None and not self.store.has(session.id):
+            self._unpin(session)
 
     def _unpin(self, session: Session) -> None:
         if isinstance(self._backend, Pins):
@@ -84,31 +102,42 @@ async def answer_in_session(
         return None
     owner = tenant_name(request)
     kind = await _request_type(request, model)
+    if kind is not None:
+        return await _opened_or_closed(sessions, kind, session_id, owner)
+    if not session_id:
+        return None
+    found = None if session_id == _NEW else await sessions.get(session_id, owner)
+    used: list[Session] = []
+
+    async def parsed_in(call: Call) -> ParsedCall:
+        parsed = await parse_call(model, parse, call)
+        # A call that is refused opens none: nobody would be told of it.
+        session = await sessions.create(owner) if found is None else found
+        headers = {FIELD: _with_end(session)} if found is None else {}
+        used.append(session)
+        requests = tuple(replace(each, session=session.key) for each in parsed.requests)
+        return replace(parsed, requests=requests, headers={**parsed.headers, **headers})
+
+    try:
+        return await generate_with(request, model, parsed_in, read)
+    finally:
+        for session in used:
+            sessions.ended(session)
+
+
+async def _opened_or_closed(
+    sessions: Sessions, kind: str, session_id: str, owner: str
+) -> web.Response:
+    """The answer to a call that is about nothing else; UserError for one of another kind."""
     if kind == _NEW:
         session = await sessions.create(owner)
         return _answer(f"Session {session.id} created", FIELD, _with_end(session))
     if kind == _CLOSE:
         session = await sessions.close(session_id, owner)
         return _answer(f"Session {session.id} closed", _CLOSED_FIELD, session.id)
-    if kind is not None:
-        raise UserError(
-            f"requestType must be {_NEW} or {_CLOSE}, got {kind[:40]!r}", field="requestType"
-        )
-    if not session_id:
-        return None
-    headers = {}
-    if session_id == _NEW:
-        session = await sessions.create(owner)
-        headers[FIELD] = _with_end(session)
-    else:
-        session = await sessions.get(session_id, owner)
-
-    async def parsed_in(call: Call) -> ParsedCall:
-        parsed = await parse_call(model, parse, call)
-        requests = tuple(replace(each, session=session.key) for each in parsed.requests)
-        return replace(parsed, requests=requests, headers={**parsed.headers, **headers})
-
-    return await generate_with(request, model, parsed_in, read)
+    raise UserError(
+        f"requestType must be {_NEW} or {_CLOSE}, got {kind[:40]!r}", field="requestType"
+    )
 
 
 async def _request_type(request: web.Request, model: LoadedModel) -> str | None:

@@ -6,11 +6,12 @@ import random
 import pytest
 
 from lmi_core.engine.engine import Engine
+from lmi_core.engine.outputs import FinishReason
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.errors import UserError
 from lmi_core.settings.transformers_config import TransformersConfig
 from tests.backends.models import ENCODER_DECODERS, checkpoint, oracle
-from tests.checkpoints import VOCAB_SIZE
+from tests.checkpoints import EOS_ID, VOCAB_SIZE
 from tests.engine.harness import run
 
 torch = pytest.importorskip("torch")
@@ -53,6 +54,20 @@ def test_greedy_tokens_are_those_of_generate(family):
             return await asyncio.gather(*(ids_of(engine, *pair) for pair in asked))
 
     assert run(main(), 90) == [greedy(family, *pair) for pair in asked]
+
+
+def test_the_longest_output_ends_as_the_model_forces_it_to():
+    """Also where fewer tokens than it were to have no end."""
+
+    async def main():
+        async with Engine(config("bart")) as engine:
+            params = SamplingParams(max_new_tokens=6, min_new_tokens=6)
+            return [event async for event in engine.generate((9, 8, 7), params)]
+
+    events = run(main())
+    assert [event.token_id for event in events] == greedy("bart", (9, 8, 7), 6)
+    assert events[-1].token_id == EOS_ID
+    assert events[-1].finish_reason is FinishReason.EOS
 
 
 def test_a_prompt_in_chunks_is_read_as_one():

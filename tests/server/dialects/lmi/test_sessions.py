@@ -17,6 +17,7 @@ from lmi_core.demo import MODEL_DIR
 from lmi_core.engine.engine import Engine
 from lmi_core.errors import CapacityError, UserError
 from lmi_core.settings.engine_config import EngineConfig
+from lmi_server.dialects.lmi import sessions
 from lmi_server.dialects.lmi.lmi import LmiOptions
 from lmi_server.dialects.lmi.session_store import SessionOptions, SessionStore
 from lmi_server.http.metrics import Metrics
@@ -77,6 +78,9 @@ def test_open_use_and_close(tmp_path: Path) -> None:
             assert (await served.post(INPUTS, headers={HEADER: session_id})).status == 200
             assert (await served.post(INPUTS)).status == 200
             assert served.engine.requests[-1].session == ""
+            refused = await served.post({"inputs": 7}, headers={HEADER: "NEW_SESSION"})
+            assert refused.status >= 400
+            assert [directory.name for directory in listed(tmp_path)] == [session_id]
             wrong = await served.post({"requestType": "PAUSE"}, headers={HEADER: session_id})
             assert message(wrong) == "requestType must be NEW_SESSION or CLOSE, got 'PAUSE'"
 
@@ -131,8 +135,10 @@ def test_the_store_is_bounded_and_forgets(tmp_path: Path) -> None:
     given = SessionOptions(directory=tmp_path, lifetime_s=10)
     store = SessionStore(given, "m", clock=lambda: now, max_sessions=2)
     first, second = store.create("t"), store.create("t")
+    assert not store.end_expired()
     with pytest.raises(CapacityError, match="2 sessions"):
         store.create("t")
+    store.close(store.create("other").id, "other")
     now += 10
     with pytest.raises(UserError, match="expired at 2001-09-09T01:46:50Z"):
         store.get(first.id, "t")
@@ -141,6 +147,9 @@ def test_the_store_is_bounded_and_forgets(tmp_path: Path) -> None:
     again = SessionStore(given, "m", clock=lambda: now)
     assert [session.id for session in again._known().values()] == [first.id]
     assert not SessionStore(given, "other", clock=lambda: now)._known()
+    assert not again.end_expired()
+    assert store.end_expired() == [first, second]  # where there are many
+    assert store.create("t")
     now += 3600
     assert again.end_expired() == [first]
     assert not (tmp_path / first.id).exists()
@@ -218,6 +227,27 @@ def test_what_runs_when_its_session_is_closed_leaves_nothing(tmp_path: Path) -> 
             assert [answer.status for answer in await asyncio.gather(*asked)] == [200] * 3
             assert engine.stats().num_used_blocks == 0
 
+    asyncio.run(use())
+
+
+def test_a_session_that_is_closed_before_its_request_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def use() -> None:
+        async with serving_engine(tmp_path) as (served, engine):
+            session_id = await opened(served)
+
+            async def parsed(*arguments: Any) -> Any:
+                call = await parse(*arguments)
+                await served.post({"requestType": "CLOSE"}, headers={HEADER: session_id})
+                return call
+
+            monkeypatch.setattr(sessions, "parse_call", parsed)
+            body = {"inputs": "Once upon a time " * 20, "parameters": {"max_new_tokens": 2}}
+            assert (await served.post(body, headers={HEADER: session_id})).status == 200
+            await until(lambda: engine.stats().num_used_blocks == 0)
+
+    parse: Any = sessions.parse_call
     asyncio.run(use())
 
 
