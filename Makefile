@@ -118,7 +118,7 @@ bench: $(VENV)/.installed-test
 	$(BIN)/python -m bench.startup
 	$(BIN)/python -m bench.front_end
 
-fuzz: $(VENV)/.installed-test
+fuzz: build
 	$(BIN)/python -m tests.config.fuzz --seconds $(FUZZ_SECONDS) --at-least $(FUZZ_CASES)
 	$(BIN)/python -m tests.server.fuzz --requests $(FUZZ_REQUESTS)
 	$(BIN)/python -m tests.weights.gguf_fuzz --files 10000

@@ -88,6 +88,9 @@ class Background:
         self.port = 0
         self._session = requests.Session()
         self._session.trust_env = False
+        # The server may close one that a wrong request came on; whether before the next one's
+        # request is anybody's guess.
+        self._session.headers["Connection"] = "close"
 
     def __enter__(self) -> Background:
         self._thread.start()
