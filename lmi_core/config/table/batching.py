@@ -1,5 +1,7 @@
 """Dynamic batching, queues and workers: keys that the model server reads itself."""
 
+from dataclasses import replace
+
 from lmi_core.config.table.option import Action, Flag, Option, honoured, mapped, no_effect
 from lmi_core.config.table.value_type import Bool, Int, Text
 from lmi_core.settings.placement import MAX_WORKERS
@@ -97,7 +99,10 @@ OPTIONS = (
     _workers("gpu.minWorkers"),
     _workers("gpu.maxWorkers"),
     _workers("cpu.minWorkers", action=_COPIES_ON_CPU),
-    _workers("cpu.maxWorkers", action=_COPIES_BY_LOAD),
+    _workers(
+        "cpu.maxWorkers",
+        action=replace(_COPIES_BY_LOAD, test="tests/config/test_placement.py::test_copies_by_load"),
+    ),
     Option(
         key="required_memory_mb",
         type=Int(0),
