@@ -45,6 +45,7 @@ def make_cache(
         num_kv_heads=spec.attention.num_kv_heads,
         head_dim=spec.attention.head_dim,
         dtype=dtype,
+        is_latent=spec.attention.latent is not None,
     )
 
 
@@ -93,6 +94,7 @@ def block_bytes_of(config: EngineConfig, spec: DecoderSpec, dtype: Literal["fp32
         num_kv_heads=spec.attention.num_kv_heads,
         head_dim=spec.attention.head_dim,
         dtype=cache_dtype(config, dtype),
+        is_latent=spec.attention.latent is not None,
     )
 
 
