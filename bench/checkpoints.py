@@ -36,6 +36,13 @@ class Shape:
         return self.hidden_size // self.num_heads
 
     @property
+    def kv_columns(self) -> int:
+        return 2 * self.num_kv_heads * self.head_dim
+
+    def params_read(self, num_rows: int) -> float:
+        return self.linear_params
+
+    @property
     def has_bias(self) -> bool:
         return self.architecture == "Qwen2ForCausalLM"
 
@@ -167,18 +174,25 @@ def make_checkpoint(
 ) -> Path:
     """Write the checkpoint, random or as ``make`` says, unless it is there; returns the
     directory."""
+    rng = np.random.default_rng(seed)
+    make = make or (lambda name, dims: [random_bf16(rng, dims, "norm" in name)])
+    return write_checkpoint(directory, config_of(shape), tensors_of(shape), make)
+
+
+def write_checkpoint(
+    directory: Path,
+    config: dict[str, Any],
+    tensors: dict[str, tuple[int, ...]],
+    make: MakeTensor,
+) -> Path:
+    """Write tokenizer, configuration and tensors unless they are there; returns the directory."""
     if (directory / "model.safetensors").exists():
         return directory
     directory.mkdir(parents=True, exist_ok=True)
-    write_tokenizer(directory, shape.vocab_size)
-    (directory / "config.json").write_text(json.dumps(config_of(shape), indent=2))
+    write_tokenizer(directory, config["vocab_size"])
+    (directory / "config.json").write_text(json.dumps(config, indent=2))
     partial = directory / "model.safetensors.partial"
-    rng = np.random.default_rng(seed)
-    write_safetensors(
-        partial,
-        tensors_of(shape),
-        make or (lambda name, dims: [random_bf16(rng, dims, "norm" in name)]),
-    )
+    write_safetensors(partial, tensors, make)
     partial.rename(directory / "model.safetensors")
     return directory
 

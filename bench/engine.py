@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.adapters import write_adapter
-from bench.checkpoints import SHAPES, checkpoint
+from bench.checkpoints import SHAPES
+from bench.family_shapes import ALL_SHAPES, checkpoint, shape_of
 from lmi_core.bench.figures import Figure
 from lmi_core.bench.offline import OfflineBench, StepLog
 from lmi_core.bench.rooflines import ELEMENT_BYTES
@@ -48,12 +49,11 @@ async def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     )
     rows = []
     async with Engine(config, observer=log) as engine:
-        shape = SHAPES[arguments.shape]
-        bench = OfflineBench(shape, arguments.dtype, engine, log)
+        bench = OfflineBench(shape_of(arguments.shape), arguments.dtype, engine, log)
         await bench.generate(64, 4, seed=0)
         if rank is not None:
             with tempfile.TemporaryDirectory() as directory:
-                path = write_adapter(shape, rank, Path(directory))
+                path = write_adapter(SHAPES[arguments.shape], rank, Path(directory))
                 await engine.load_adapter("adapter", path)
         for num_tokens in arguments.prefill:
             rows.append(row(await bench.prefill(num_tokens, arguments.rounds)))
@@ -87,7 +87,7 @@ def show(arguments: argparse.Namespace, row: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--shape", choices=sorted(SHAPES), default="160m")
+    parser.add_argument("--shape", choices=ALL_SHAPES, default="160m")
     parser.add_argument("--dtype", choices=sorted(ELEMENT_BYTES), default="bf16")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--rounds", type=int, default=5)

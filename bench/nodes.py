@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from bench.checkpoints import SHAPES, checkpoint
+from bench.family_shapes import ALL_SHAPES, checkpoint, shape_of
 from lmi_core.bench.offline import NUM_NEW, NUM_PROMPT, OfflineBench, StepLog
 from lmi_core.bench.rooflines import ELEMENT_BYTES, gflops_of
 from lmi_core.bench.roofs import Roofs, measure_roofs
@@ -102,7 +102,7 @@ async def run(arguments: argparse.Namespace) -> None:
     runner, model = load_cpu_runner(config)
     tokenizer = Tokenizer.load(config.model, vocab_size=runner.info.vocab_size)
     async with Engine(config, runner=runner, tokenizer=tokenizer) as engine:
-        bench = OfflineBench(SHAPES[arguments.shape], arguments.dtype, engine, StepLog())
+        bench = OfflineBench(shape_of(arguments.shape), arguments.dtype, engine, StepLog())
         await bench.generate(64, 4, seed=0)
         for num_tokens in arguments.prefill:
             runner.graph.measure_nodes(num_tokens)
@@ -121,7 +121,7 @@ async def run(arguments: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--shape", choices=sorted(SHAPES), default="160m")
+    parser.add_argument("--shape", choices=ALL_SHAPES, default="160m")
     parser.add_argument("--dtype", choices=sorted(ELEMENT_BYTES), default="bf16")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--prefill", type=int, nargs="*", default=[])

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 Points = tuple[tuple[int, float], ...]
@@ -46,6 +46,25 @@ class StepSeconds:
     """A key read by one row of a prompt's chunk."""
     gap_s: float
     """From the end of a step to the next one's start, where that needs the first one's tokens."""
+
+    def scaled(self, factors: Points) -> StepSeconds:
+        """With each point so many times as long, by its rows: on lines between ``factors``, and as
+        the nearest of them beyond."""
+        first, last = factors[0], factors[-1]
+
+        def factor(num_rows: int) -> float:
+            return _on_line(factors, min(max(num_rows, first[0]), last[0]))
+
+        def points(old: Points) -> Points:
+            return tuple((num_rows, seconds * factor(num_rows)) for num_rows, seconds in old)
+
+        return replace(
+            self,
+            rows_s=points(self.rows_s),
+            logits_s=points(self.logits_s),
+            decode_key_s=self.decode_key_s * factor(32),
+            prompt_key_s=self.prompt_key_s * factor(2048),
+        )
 
     def of(self, works: Sequence[Work]) -> float:
         """Seconds of a step that isn't empty."""

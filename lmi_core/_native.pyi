@@ -513,8 +513,11 @@ class Graph:
         *,
         bias: npt.NDArray[np.float32] | None = None,
         residual: Handle | None = None,
+        table: LoraTable | None = None,
+        linear_ids: Sequence[int] = (),
     ) -> Handle:
-        """The inputs' slices one after the other; summed in their order, over all ranks."""
+        """The inputs' slices one after the other; summed in their order, over all ranks. To each
+        slice's products adapters add what ``table`` has under its id."""
     def summed_experts(
         self,
         x: Handle,
@@ -670,6 +673,10 @@ class RankGroup:
         """All waits end and all steps fail, in every rank."""
     def close(self) -> None:
         """``serve`` returns in the other ranks."""
+    def add_order(self) -> None:
+        """Rank 0's: steps submitted from now on wait in each other rank for one more
+        ``finish_order``."""
+    def finish_order(self) -> None: ...
     def serve(self, graph: Graph, num_threads: int) -> None:
         """Replay rank 0's steps until the group is closed; NativeError when it is lost."""
 

@@ -74,6 +74,7 @@ def random_model(
     return LoadedModel(
         path=Path(shape.name),
         spec=spec,
+        whole_spec=spec,
         weights=weights,
         dtype="bf16",
         quantize=quantize,

@@ -18,7 +18,7 @@ import sys
 import time
 from pathlib import Path
 
-from bench.checkpoints import SHAPES, checkpoint
+from bench.family_shapes import ALL_SHAPES, checkpoint
 from bench.peers import ours
 from bench.peers.hf_transformers import Transformers
 from bench.peers.llama_cpp import LlamaCpp
@@ -115,7 +115,7 @@ def parse() -> argparse.Namespace:
     installs.add_argument("--retry", action="store_true", help="what failed before, too")
     runs = commands.add_parser("run")
     runs.add_argument("--peer", action="append", choices=list(PEERS), default=[])
-    runs.add_argument("--shape", nargs="+", choices=list(SHAPES), default=["160m", "0.5b", "1.1b"])
+    runs.add_argument("--shape", nargs="+", choices=ALL_SHAPES, default=["160m", "0.5b", "1.1b"])
     runs.add_argument("--dtype", nargs="+", choices=ours.DTYPES, default=["bf16"])
     runs.add_argument("--what", nargs="+", choices=list(WORKS), default=USUAL_WORKS)
     runs.add_argument("--threads", type=int, help="of both sides; default: physical cores")

@@ -1,13 +1,14 @@
 """A bench checkpoint as a bf16 GGUF file: ``python -m bench.peers.gguf_writer CHECKPOINT FILE``.
 
 Runs in llama.cpp's environment and needs no PyTorch. Follows the GGUF specification and the tensor
-names of its ``llama`` and ``qwen2`` architectures.
+names of its ``llama``, ``qwen2`` and ``qwen3moe`` architectures.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,12 @@ NAMES = {
     "lm_head.weight": "output.weight",
 }
 LAYER_NAMES = {
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.experts.gate_proj": "ffn_gate_exps",
+    "mlp.experts.up_proj": "ffn_up_exps",
+    "mlp.experts.down_proj": "ffn_down_exps",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
@@ -68,7 +75,7 @@ def write(checkpoint: Path, target: Path) -> None:
     import gguf
 
     config = json.loads((checkpoint / "config.json").read_text())
-    architecture = config["model_type"]
+    architecture = config["model_type"].replace("_", "")
     writer = gguf.GGUFWriter(target, architecture)
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
@@ -77,13 +84,20 @@ def write(checkpoint: Path, target: Path) -> None:
     writer.add_head_count(config["num_attention_heads"])
     writer.add_head_count_kv(config["num_key_value_heads"])
     writer.add_rope_dimension_count(config["head_dim"])
-    writer.add_rope_freq_base(config["rope_theta"])
+    writer.add_key_length(config["head_dim"])
+    writer.add_value_length(config["head_dim"])
+    if num_experts := config.get("num_experts", 0):
+        writer.add_expert_count(num_experts)
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    writer.add_rope_freq_base(config.get("rope_theta", 10000.0))
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
     add_tokenizer(writer, checkpoint, config)
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
-    for name, rows in read_bf16(checkpoint / "model.safetensors").items():
+    tensors = read_bf16(checkpoint / "model.safetensors")
+    for name, rows in with_stacks(tensors, num_experts):
         module = name.split(".")[-2]
         if architecture == "llama" and module in heads:
             rows = interleave(rows, heads[module])
@@ -92,6 +106,18 @@ def write(checkpoint: Path, target: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def with_stacks(
+    tensors: dict[str, npt.NDArray[np.uint16]], num_experts: int
+) -> Iterator[tuple[str, npt.NDArray[np.uint16]]]:
+    """Experts' matrices of a layer as one tensor of three dimensions."""
+    for name, rows in tensors.items():
+        if ".experts." not in name:
+            yield name, rows
+        elif ".experts.0." in name:
+            names = [name.replace(".experts.0.", f".experts.{i}.") for i in range(num_experts)]
+            yield name.replace(".experts.0.", ".experts."), np.stack([tensors[n] for n in names])
 
 
 def add_tensor(writer: Any, name: str, rows: npt.NDArray[np.uint16]) -> None:

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.checkpoints import SHAPES
+from bench.family_shapes import ALL_SHAPES, shape_of
 from bench.peers.work import WORKS, Figure
 from lmi_core.bench.rooflines import ELEMENT_BYTES, decode_roof_s, prefill_roof_s
 from lmi_core.bench.roofs import Roofs
@@ -92,7 +92,7 @@ class Row:
     def roof_tokens_per_s(self, roofs: Roofs) -> float:
         """What the machine would allow. Serving is the prefills and then the steps of all requests
         at once, without sampling, HTTP or Python."""
-        shape, work = SHAPES[self.shape], WORKS[self.what]
+        shape, work = shape_of(self.shape), WORKS[self.what]
         # Of the tokens that aren't cached; their attention to those that are is left out.
         num_prefilled = work.num_prompt - work.num_shared
         prefill_s = prefill_roof_s(shape, self.dtype, num_prefilled, roofs)
@@ -128,7 +128,7 @@ def load_rows(directory: Path) -> list[Row]:
     """Every row that has a pair, by shape, dtype, work and peer."""
     rows = [load_row(path) for path in sorted(directory.glob("*.json"))]
     works = list(WORKS)
-    shapes = list(SHAPES)
+    shapes = ALL_SHAPES
     return sorted(
         (row for row in rows if row.pairs),
         key=lambda row: (shapes.index(row.shape), row.dtype, works.index(row.what), row.peer),

@@ -7,6 +7,7 @@
 
 #include "bind/arrays.h"
 #include "bind/bind.h"
+#include "bind/lora_table.h"
 #include "bind/py_graph.h"
 #include "graph/graph.h"
 #include "graph/linear_weight.h"
@@ -25,7 +26,8 @@ cpu::LinearArgs args_of(const py::object& weight) {
 }
 
 Handle summed_linear(PyGraph& self, const Handle& x, const py::object& slices,
-                     const std::optional<FloatArray>& bias, const Handle* residual) {
+                     const std::optional<FloatArray>& bias, const Handle* residual,
+                     const py::object& table, const std::vector<int32_t>& linear_ids) {
   std::vector<cpu::LinearArgs> parts;
   for (const py::object& owner : weights_of(self, slices)) {
     parts.push_back(args_of(owner));
@@ -34,7 +36,10 @@ Handle summed_linear(PyGraph& self, const Handle& x, const py::object& slices,
   LMI_CHECK(!parts.empty(), "a linear has a weight");
   const float* added = floats(bias, parts[0].weight.num_outputs, "the bias");
   const ValueId onto = residual == nullptr ? -1 : id_of(self, *residual);
-  return {&self, self.graph.summed_linear(id_of(self, x), parts, added, onto)};
+  if (!table.is_none()) self.keep(table);
+  const LoraTable* adapters = table.is_none() ? nullptr : &table.cast<const PyLoraTable&>().table;
+  return {&self,
+          self.graph.summed_linear(id_of(self, x), parts, added, onto, adapters, linear_ids)};
 }
 
 Handle summed_experts(PyGraph& self, const Handle& x, const Handle& routes,
@@ -88,6 +93,8 @@ void bind_rank_group(py::module_& m) {
       .def_property_readonly("is_lost", &RankGroup::is_lost)
       .def("lose", &RankGroup::lose, py::arg("why"))
       .def("close", &RankGroup::close)
+      .def("add_order", &RankGroup::add_order)
+      .def("finish_order", &RankGroup::finish_order)
       .def(
           "serve",
           [](RankGroup& self, PyGraph& graph, int32_t num_threads) {
@@ -103,7 +110,9 @@ void bind_ranks(py::module_& m, py::class_<PyGraph>& graph) {
   bind_rank_group(m);
   graph
       .def("summed_linear", &summed_linear, py::arg("x"), py::arg("slices"), py::kw_only(),
-           py::arg("bias") = py::none(), py::arg("residual") = py::none(), py::keep_alive<0, 1>())
+           py::arg("bias") = py::none(), py::arg("residual") = py::none(),
+           py::arg("table") = py::none(), py::arg("linear_ids") = std::vector<int32_t>(),
+           py::keep_alive<0, 1>())
       .def("summed_experts", &summed_experts, py::arg("x"), py::arg("routes"), py::arg("slices"),
            py::kw_only(), py::arg("bias") = py::none(), py::arg("residual"), py::keep_alive<0, 1>())
       .def("gathered_linear", &gathered_linear, py::arg("x"), py::arg("weight"), py::kw_only(),

@@ -93,7 +93,9 @@ class Graph {
   // In place, by kSoftCap or kClip.
   ValueId bounded(ValueId x, cpu::Activation kind, float cap);
   // In place: y is what linear_id gave for x, or what it was added to. The caller keeps the table.
-  ValueId lora_add(ValueId x, ValueId y, const LoraTable& table, int32_t linear_id);
+  // first_input: of x's columns, that it reads.
+  ValueId lora_add(ValueId x, ValueId y, const LoraTable& table, int32_t linear_id,
+                   int64_t first_input = 0);
   // A mixture's experts of each row of logits; grouped linears take the last one's. Rows of x are
   // tokens', or those that a grouped linear gave. The caller keeps args' bias.
   ValueId route(ValueId logits, cpu::RouteArgs args);
@@ -107,9 +109,11 @@ class Graph {
   ValueId gather_logit_rows(ValueId x);
   // Sums over slices of the inputs, of which this graph has some: of x's columns, each slice's
   // times its own matrix, and then over the slices and ranks in their order, to which bias and, in
-  // place, the residual are added. A product rounds a slice's inputs by that slice alone.
+  // place, the residual are added. A product rounds a slice's inputs by that slice alone. What
+  // adapters add to a slice's product is told by an id of its own for each; no table: nothing.
   ValueId summed_linear(ValueId x, const std::vector<cpu::LinearArgs>& slices, const float* bias,
-                        ValueId residual = -1);
+                        ValueId residual = -1, const LoraTable* table = nullptr,
+                        const std::vector<int32_t>& linear_ids = {});
   // The same of experts' outputs, weighted by routes; slices have their own biases.
   ValueId summed_experts(ValueId x, ValueId routes, const std::vector<cpu::LinearArgs>& slices,
                          ValueId residual);
@@ -185,6 +189,7 @@ class Graph {
     static constexpr auto kKernel = &cpu::Kernels::lora_add;
     cpu::LoraAddArgs args;
     ValueId x, y;
+    int64_t first_input = 0;
   };
   struct RouteNode {
     static constexpr const char* kName = "route";

@@ -80,9 +80,12 @@ ValueId Graph::add_sum(const std::vector<ValueId>& parts, const float* bias, Val
 }
 
 ValueId Graph::summed_linear(ValueId x, const std::vector<cpu::LinearArgs>& slices,
-                             const float* bias, ValueId residual) {
+                             const float* bias, ValueId residual, const LoraTable* table,
+                             const std::vector<int32_t>& linear_ids) {
   check_recording();
   LMI_CHECK(!slices.empty(), "a linear has a weight");
+  LMI_CHECK(table == nullptr || linear_ids.size() == slices.size(), linear_ids.size(),
+            " linears of adapters for ", slices.size(), " slices");
   std::vector<ValueId> sums;
   int64_t first_input = 0;
   for (size_t i = 0; i < slices.size(); ++i) {
@@ -91,8 +94,9 @@ ValueId Graph::summed_linear(ValueId x, const std::vector<cpu::LinearArgs>& slic
                   args.weight.num_outputs == slices[0].weight.num_outputs,
               "slices are of one plain linear");
     const ValueId input = slice_input(x, first_input, args.weight);
-    // The second of two neighbours is added to the first as it is computed.
-    args.add_to_y = i % 2 == 1;
+    // The second of two neighbours is added to the first as it is computed, unless what adapters
+    // add to the first comes between.
+    args.add_to_y = i % 2 == 1 && table == nullptr;
     args.x_dtype = config_.act_dtype;
     args.y_dtype = DType::kF32;
     if (!args.add_to_y) {
@@ -101,6 +105,7 @@ ValueId Graph::summed_linear(ValueId x, const std::vector<cpu::LinearArgs>& slic
     LinearNode node{args, input, sums.back()};
     node.first_input = input == x ? first_input : 0;
     add_node(node, {input, sums.back()});
+    if (table != nullptr) lora_add(x, sums.back(), *table, linear_ids[i], first_input);
     first_input += args.weight.num_inputs;
   }
   check_operand(x, value(x).dtype, first_input, "summed_linear");

@@ -185,18 +185,22 @@ ValueId Graph::bounded(ValueId x, cpu::Activation kind, float cap) {
   return x;
 }
 
-ValueId Graph::lora_add(ValueId x, ValueId y, const LoraTable& table, int32_t linear_id) {
+ValueId Graph::lora_add(ValueId x, ValueId y, const LoraTable& table, int32_t linear_id,
+                        int64_t first_input) {
   check_recording();
   LMI_CHECK(adapters_ == nullptr || adapters_ == &table, "a graph has one table of adapters");
   adapters_ = &table;
   const LoraShape& shape = table.linear(linear_id);
-  check_operand(x, table.dtype(), shape.num_inputs, "lora_add");
+  check_operand(x, table.dtype(), value(x).columns, "lora_add");
+  LMI_CHECK(first_input >= 0 && first_input + shape.num_inputs <= value(x).columns,
+            "lora_add takes columns ", first_input, " to ", first_input + shape.num_inputs, ", ",
+            value(x).name, " has ", value(x).columns);
   check_operand(y, DType::kF32, shape.num_outputs, "lora_add's result");
   LMI_CHECK(value(x).rows == RowSymbol::kTokens && value(y).rows == RowSymbol::kTokens,
             "lora_add takes token rows");
   const cpu::LoraAddArgs args{
       .dtype = table.dtype(), .slots = table.slots(), .linear_id = linear_id};
-  add_node(LoraAddNode{args, x, y}, {x, y});
+  add_node(LoraAddNode{args, x, y, first_input}, {x, y});
   return y;
 }
 

@@ -41,7 +41,8 @@ struct RankGroup::Header {
   std::atomic<uint32_t> has_reason;
   char reason[kMaxReason];
   alignas(64) std::atomic<uint32_t> num_steps;
-  int32_t num_tokens, num_seqs, num_logit_rows, num_copies;
+  uint32_t num_orders;
+  int32_t num_tokens, num_seqs, num_logit_rows, num_copies, num_adapter_runs;
   struct alignas(64) Arrival {
     std::atomic<uint32_t> num_meetings;
   } arrivals[kMaxRanks];
@@ -86,7 +87,8 @@ void RankGroup::lay_out(uint8_t* memory) {
     take(*array, capacity.max_tokens);
   }
   for (int32_t** array :
-       {&view_.first_rows, &view_.num_rows, &view_.kv_lengths, &view_.table_rows}) {
+       {&view_.first_rows, &view_.num_rows, &view_.kv_lengths, &view_.table_rows,
+        &view_.adapter_first_rows, &view_.adapter_num_rows, &view_.adapter_slots}) {
     take(*array, capacity.max_seqs);
   }
   take(view_.logit_token_rows, capacity.max_logit_rows);
@@ -124,10 +126,15 @@ void RankGroup::publish(const StepView& step) {
   copy(view_.logit_token_rows, step.logit_token_rows, step.num_logit_rows);
   copy(view_.copy_src, step.copy_src, step.num_copies);
   copy(view_.copy_dst, step.copy_dst, step.num_copies);
+  copy(view_.adapter_first_rows, step.adapter_first_rows, step.num_adapter_runs);
+  copy(view_.adapter_num_rows, step.adapter_num_rows, step.num_adapter_runs);
+  copy(view_.adapter_slots, step.adapter_slots, step.num_adapter_runs);
   header_->num_tokens = step.num_tokens;
   header_->num_seqs = step.num_seqs;
   header_->num_logit_rows = step.num_logit_rows;
   header_->num_copies = step.num_copies;
+  header_->num_adapter_runs = step.num_adapter_runs;
+  header_->num_orders = num_orders_.load();
   header_->num_steps.store(++num_steps_);
   wake();
 }
@@ -139,12 +146,22 @@ const StepView* RankGroup::next_step() {
              num_long_waits_ < kMaxLongWaits ? kStepSpinNs : 0);
   const bool is_long = monotonic_ns() - begin_ns > kStepSpinNs;
   num_long_waits_ = is_long ? std::min(num_long_waits_ + 1, kMaxLongWaits) : 0;
+  const auto has_carried_out = [this] {
+    return static_cast<int32_t>(num_orders_.load() - header_->num_orders) >= 0;
+  };
+  wait_until(has_carried_out, kMeetSpinNs);
   if (header_->state.load() != Header::kOpen) return nullptr;
   view_.num_tokens = header_->num_tokens;
   view_.num_seqs = header_->num_seqs;
   view_.num_logit_rows = header_->num_logit_rows;
   view_.num_copies = header_->num_copies;
+  view_.num_adapter_runs = header_->num_adapter_runs;
   return &view_;
+}
+
+void RankGroup::finish_order() {
+  num_orders_.fetch_add(1);
+  wake();
 }
 
 float* RankGroup::partial(int32_t turn, int32_t rank) const {

@@ -48,6 +48,11 @@ class RankGroup {
   // The others': waits for the next one; null when the group is closed or a rank is lost.
   const StepView* next_step();
 
+  // Rank 0's, any thread's: steps that are published from now on wait in the other ranks until each
+  // has carried out one order more, whatever that is. And the others', any thread's: that it is.
+  void add_order() { num_orders_.fetch_add(1); }
+  void finish_order();
+
   // What a rank's products gave, [max_tokens, num_columns]; used in turns, so that a rank
   // that is ahead writes where nobody reads any more.
   float* partial(int32_t turn, int32_t rank) const;
@@ -81,6 +86,7 @@ class RankGroup {
   float* logits_ = nullptr;
   uint32_t num_meetings_ = 0;
   uint32_t num_steps_ = 0;
+  std::atomic<uint32_t> num_orders_{0};  // given by rank 0, carried out by another
   int num_long_waits_ = 0;
 };
 

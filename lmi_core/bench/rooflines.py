@@ -10,6 +10,7 @@ from typing import Protocol
 from lmi_core.bench.roofs import Roofs
 from lmi_core.models.expert_tensors import idle_params
 from lmi_core.models.registry import family_of
+from lmi_core.models.spec import DecoderSpec
 from lmi_core.models.weights import expected_shapes
 from lmi_core.runners.runner import RunnerInfo
 from lmi_core.weights.hf_config import read_hf_config
@@ -27,12 +28,20 @@ class RoofShape(Protocol):
     @property
     def num_heads(self) -> int: ...
     @property
-    def num_kv_heads(self) -> int: ...
-    @property
     def head_dim(self) -> int: ...
+    @property
+    def kv_columns(self) -> int:
+        """Of what a layer's cache keeps of a token."""
+        ...
+
     @property
     def linear_params(self) -> int:
         """Weights of all linears that a decode step of one row reads, the head included."""
+        ...
+
+    def params_read(self, num_rows: int) -> float:
+        """The same of so many rows: of a mixture, whose rows choose their experts at random, so
+        many as they choose between them."""
         ...
 
 
@@ -44,16 +53,23 @@ class ModelShape:
     hidden_size: int
     num_layers: int
     num_heads: int
-    num_kv_heads: int
     head_dim: int
+    kv_columns: int
     linear_params: int
+    idle_params: int = 0
+    """Of the experts that a row doesn't take."""
+    share_taken: float = 1.0
+    """Of a layer's experts, by a row."""
 
     @classmethod
     def read(cls, directory: Path) -> ModelShape:
         """Raises ModelError for a model of no native family."""
         config = read_hf_config(directory)
         family = family_of(config.architecture)
-        spec = family.read_spec(family.text_config(config))
+        return cls.of(family.read_spec(family.text_config(config)))
+
+    @classmethod
+    def of(cls, spec: DecoderSpec) -> ModelShape:
         head = spec.vocab_size * spec.hidden_size
         names = spec.names
         linears = sum(
@@ -62,17 +78,23 @@ class ModelShape:
             if len(shape) == 2
             and name not in (names.embedding, names.positions, f"{names.head}.weight")
         )
-        if spec.experts is not None:
-            linears -= idle_params(spec.experts, spec.hidden_size)
+        experts, attention = spec.experts, spec.attention
+        idle = 0 if experts is None else idle_params(experts, spec.hidden_size)
         return cls(
             vocab_size=spec.vocab_size,
             hidden_size=spec.hidden_size,
             num_layers=spec.num_layers,
-            num_heads=spec.attention.num_q_heads,
-            num_kv_heads=spec.attention.num_kv_heads,
-            head_dim=spec.attention.head_dim,
-            linear_params=linears + head,
+            num_heads=attention.num_q_heads,
+            head_dim=attention.head_dim,
+            kv_columns=attention.kv_size * (1 if attention.latent is not None else 2),
+            linear_params=linears - idle + head,
+            idle_params=idle,
+            share_taken=1.0 if experts is None else experts.top_k / experts.num_experts,
         )
+
+    def params_read(self, num_rows: int) -> float:
+        left = (1 - self.share_taken) ** (num_rows - 1)
+        return self.linear_params + self.idle_params * (1 - left)
 
 
 def dtype_of(runner: RunnerInfo) -> str:
@@ -111,10 +133,10 @@ def prefill_roof_s(shape: RoofShape, dtype: str, num_tokens: int, roofs: Roofs) 
 
 def decode_roof_s(shape: RoofShape, dtype: str, batch: int, context: float, roofs: Roofs) -> float:
     """One step: its bytes (linears, head, KV) or its operations, whichever takes longer."""
-    kv_row = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim
+    kv_row = shape.num_layers * shape.kv_columns
     head = shape.vocab_size * shape.hidden_size
     num_bytes = (
-        ELEMENT_BYTES[dtype] * (shape.linear_params - head)
+        ELEMENT_BYTES[dtype] * (shape.params_read(batch) - head)
         + head_bytes(dtype) * head
         + kv_bytes(dtype) * batch * context * kv_row
     )

@@ -20,7 +20,7 @@ from lmi_core.models.loader import FoundModel, needed_tensors
 from lmi_core.models.smoothing import LayerFactors
 from lmi_core.models.tensor_reader import Progress, TensorReader
 from lmi_core.models.weight_packing import WeightPacking
-from lmi_core.models.weights import LayerWeights, Linear
+from lmi_core.models.weights import LayerWeights
 from lmi_core.ops import Graph, Handle
 from lmi_core.ops.cpu import NativeWeights, lower
 from lmi_core.weights.formats import FloatArray
@@ -66,9 +66,9 @@ class _LayerDecoder(Decoder):
         self.read[LayerLinear.QKV] = h
         return super()._qkv(h, layer, layer_id)
 
-    def _gate_up(self, h: Handle, gate_up: Linear, layer_id: int) -> Handle:
-        self.read[LayerLinear.GATE_UP] = h
-        return super()._gate_up(h, gate_up, layer_id)
+    def _mlp(self, x: Handle, h: Handle, layer: LayerWeights, layer_id: int) -> Handle:
+        self.read[LayerLinear.GATE_UP] = h  # experts read the same
+        return super()._mlp(x, h, layer, layer_id)
 
     def _add(self, x: Handle, h: Handle, *given: Any) -> Handle:
         self.read[given[-1]] = h

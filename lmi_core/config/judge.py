@@ -185,8 +185,6 @@ def _check_native(
         if error.field == DRAFT_FIELD and model.draft is not None:
             error.field = model.draft.key
         raise
-    if found.pooling is not None:
-        _refuse_copies(model, "a model that gives embeddings or scores")
     if model.placement.num_copies > 1 and config.device == "cpu":
         check_copies(config, found, model.placement.num_copies)
     found.quantized.check()

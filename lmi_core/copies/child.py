@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 from collections.abc import Coroutine
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,8 @@ class Child:
     async def _start(self, settings: CopySettings) -> None:
         _send_logs(self, settings.log_level)
         HOST_MEMORY.claim(self, settings.claimed_bytes)
+        if settings.config.bound_cpus:
+            os.sched_setaffinity(0, chain.from_iterable(settings.config.bound_cpus))
         observer = SentObserver(self._outbox)
         try:
             if settings.packs:

@@ -36,7 +36,8 @@ from lmi_core.engine.stats import (
     NullObserver,
 )
 from lmi_core.engine.stream import EventStream, batches
-from lmi_core.errors import EngineError, ModelError, UserError
+from lmi_core.errors import EngineError, UserError
+from lmi_core.runners.cpu.core_groups import own_groups
 from lmi_core.runners.load import load_tokenizer
 from lmi_core.runners.memory_claims import HOST_MEMORY
 from lmi_core.runners.prefix_secret import prefix_hash_key
@@ -128,8 +129,7 @@ class Copies:
         """As ``Engine.subscribe``. Errors that only a copy finds are raised by the stream."""
         arrival_s = time.monotonic()
         self._check_accepting()
-        self._intake.check(request)
-        request = replace(request, params=request.params.counted(self._info.runner.vocab_size))
+        request = self._intake.checked(request)
         num_choices = request.params.num_sequences
         self._check_room(num_choices)
         self._num_encoding += num_choices
@@ -141,7 +141,7 @@ class Copies:
         check_num_tokens(len(prompt.ids), num_choices, num_open_tokens, lambda: self._hint_s(1))
         self._check_accepting()
         self._check_id(request.request_id)
-        open_ = self._opening.open(request, prompt.ids, EventStream(notify), arrival_s)
+        open_ = self._opening.open(request, prompt, EventStream(notify), arrival_s)
         open_.stream.abort = lambda _: self._dispatch.abort(open_)
         open_.stream.prompt_ids = prompt.ids
         self._dispatch.put(open_)
@@ -265,8 +265,9 @@ class Copies:
 
     # What the supervisor asks and says.
 
-    def settings(self, *, is_first: bool) -> CopySettings:
+    def settings(self, number: int, *, is_first: bool) -> CopySettings:
         config, num = self.config, self._supervisor.num_wanted
+        degree = config.tensor_parallel_degree
         lora = config.lora
         if lora is not None:
             lora = replace(lora, adapters=tuple(self._adapters.needed.items()))
@@ -276,7 +277,8 @@ class Copies:
                 lora=lora,
                 num_models=config.num_models * num,
                 num_threads=config.num_threads
-                or max(1, _native.num_physical_cores() // (num * config.tensor_parallel_degree)),
+                or max(1, _native.num_physical_cores() // (num * degree)),
+                bound_cpus=own_groups(config.cpu_binding, degree, number, num),
             ),
             packs=is_first,
             claimed_bytes=HOST_MEMORY.total_bytes - HOST_MEMORY.of(self),
@@ -316,21 +318,15 @@ class Copies:
     async def _learn(self, info: EngineInfo) -> None:
         """Take over from the first copy what is the same in all."""
         runner = info.runner
-        if runner.pooling is not None:
-            raise ModelError(
-                f"the model {info.model} gives embeddings or scores, which copies don't in this "
-                "version: leave out num_copies",
-                field="num_copies",
-            )
         self._info = info
         self._tokenizer = await asyncio.to_thread(load_tokenizer, self.config, runner.vocab_size)
         self._fingerprint = FingerprintOf(self.config, runner)
         await asyncio.to_thread(self._fingerprint.start)
-        self._intake = Intake(info, self._tokenizer, self._adapters.find)
+        self._intake = Intake(info, self._tokenizer, self.config, self._adapters.find)
         key = self.config.prefix_key
         assert key is not None
         hash_blocks: HashBlocks | None = None
-        if self.config.enable_prefix_caching and runner.shares_blocks:
+        if self.config.enable_prefix_caching and runner.caches_prefixes:
             hash_blocks = _native.BlockPool(1, runner.block_size, key).hash_blocks
         self._opening = Opening(
             hash_blocks,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 from lmi_core.copies.open_request import OpenRequest
 from lmi_core.copies.outbox import Batch
 from lmi_core.copies.router import Router
+from lmi_core.engine.deadlines import waited_too_long
 from lmi_core.engine.handover import Handover
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.errors import EngineError
@@ -48,6 +50,8 @@ class Dispatch:
         self._router = Router(block_size)
         self._open: dict[int, OpenRequest] = {}
         self._copies: dict[int, Runs] = {}
+        self._timers: dict[int, asyncio.TimerHandle] = {}
+        """Of requests that may wait only so long; in a copy, its engine sees to that."""
         self._ended = asyncio.Event()
         """Set whenever a request ends or a copy goes."""
         self.num_ended = 0
@@ -92,6 +96,7 @@ class Dispatch:
                 self._end(open_, EngineError(why))
             else:
                 self.num_resumed += open_.has_begun
+                self._limit(open_)
         self._ended.set()
         self._assign()
 
@@ -109,7 +114,22 @@ class Dispatch:
         """Run a request; its stream gets exactly one end."""
         self._open[open_.number] = open_
         self._router.put(open_.entry)
+        self._limit(open_)
         self._assign()
+
+    def _limit(self, open_: OpenRequest) -> None:
+        """End it when it has waited too long for a copy."""
+        most_s = open_.request.max_queue_s
+        if most_s is not None and not open_.has_begun and open_.number not in self._timers:
+            at_s = open_.arrival_s + most_s
+            timer = asyncio.get_running_loop().call_at(at_s, self._expire, open_)
+            self._timers[open_.number] = timer
+
+    def _expire(self, open_: OpenRequest) -> None:
+        del self._timers[open_.number]
+        if open_.entry.copy_id is None:
+            waited_s = time.monotonic() - open_.arrival_s
+            self._end(open_, waited_too_long(waited_s, open_.request.max_queue_s))
 
     def abort(self, open_: OpenRequest) -> None:
         """End a request early: a last event for every choice that has had none. Idempotent."""
@@ -171,6 +191,8 @@ class Dispatch:
 
     def _end(self, open_: OpenRequest, error: Exception | None) -> None:
         del self._open[open_.number]
+        if (timer := self._timers.pop(open_.number, None)) is not None:
+            timer.cancel()
         left = []
         if self._hash_blocks is not None and error is None:
             left = open_.full_blocks(self._hash_blocks, self._block_size)

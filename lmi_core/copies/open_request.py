@@ -23,6 +23,7 @@ class OpenRequest:
         "had_prompt",
         "hashes",
         "num_cached",
+        "num_first",
         "num_losses",
         "num_prompt",
         "on_end",
@@ -43,6 +44,7 @@ class OpenRequest:
         arrival_s: float,
         prefix_seed: bytes,
         hashes: list[bytes],
+        num_first: int,
         on_end: Callable[[], None],
     ) -> None:
         """``request`` has token ids and a seed; ``on_end`` is called once."""
@@ -54,6 +56,7 @@ class OpenRequest:
         self.arrival_s = arrival_s
         self.prefix_seed = prefix_seed
         self.hashes = hashes
+        self.num_first = num_first
         self.on_end = on_end
         self.num_prompt = len(request.prompt_token_ids)
         self.seed = params.seed if params.temperature > 0 else None
@@ -117,6 +120,7 @@ class OpenRequest:
             arrival_s=self.arrival_s,
             prefix_seed=self.prefix_seed,
             hashes=tuple(self.hashes),
+            num_first=self.num_first,
             outputs=tuple(map(tuple, self.outputs)) if self.has_begun else (),
             finished=frozenset(self.finished),
             had_prompt=self.had_prompt,

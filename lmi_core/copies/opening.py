@@ -12,6 +12,7 @@ from lmi_core.copies.router import Entry
 from lmi_core.engine.intake import derived_seed
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.stream import EventStream
+from lmi_core.text.tokenizer import WholeText
 
 _EXPECTED_TOKENS = 256
 """Of the output of a choice that doesn't say how long it may be."""
@@ -41,12 +42,12 @@ class Opening:
     def open(
         self,
         request: GenerationRequest,
-        prompt_ids: list[int],
+        prompt: WholeText,
         stream: EventStream,
         arrival_s: float,
     ) -> OpenRequest:
         """Hold a request's adapter until its end, and return what copies are given of it."""
-        number, params = next(self._numbers), request.params
+        number, params, prompt_ids = next(self._numbers), request.params, prompt.ids
         if params.seed is None:
             params = replace(params, seed=derived_seed(self._seed, number))
         adapter = self._adapters.find(request.adapter)
@@ -73,6 +74,7 @@ class Opening:
             arrival_s=arrival_s,
             prefix_seed=prefix_seed,
             hashes=hashes,
+            num_first=prompt.num_first,
             on_end=on_end,
         )
 

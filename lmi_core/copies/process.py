@@ -45,6 +45,11 @@ class CopySettings:
     """Whether it puts packed weights where all copies find them, before it loads its own."""
     log_level: int = logging.WARNING
 
+    @property
+    def cores(self) -> tuple[object, ...]:
+        """Its part of the machine's, which another number of copies may change."""
+        return self.config.num_threads, self.config.bound_cpus
+
 
 class CopyProcess:
     """From its start to its end. All calls come from one event loop."""

@@ -23,7 +23,9 @@ MAX_FAILURES_IN_A_ROW = 10
 class Front(Protocol):
     """Who uses the copies."""
 
-    def settings(self, *, is_first: bool) -> CopySettings: ...
+    def settings(self, number: int, *, is_first: bool) -> CopySettings:
+        """Of the copy with this number among those that are wanted, from 0."""
+        ...
 
     def on_batch(self, copy: CopyProcess, batch: Batch) -> None: ...
 
@@ -74,7 +76,7 @@ class Supervisor:
     async def start(self) -> None:
         """Start the first copies, one before the others, which then find its packed weights; raises
         what any of their starts raised."""
-        first, *others = [self._new_place() for _ in range(self.num_wanted)]
+        first, *others = [self._new_place(number) for number in range(self.num_wanted)]
         try:
             await first.launch(self._progress, is_first=True)
             async with asyncio.TaskGroup() as group:
@@ -119,11 +121,11 @@ class Supervisor:
 
     async def _change_number(self) -> None:
         num_copies = self.num_wanted
-        num_threads = self._front.settings(is_first=False).config.num_threads
-        kept = [place for place in self._places if place.num_threads == num_threads]
+        kept = [place for place in self._places if place.has_its_cores]
         outdated = [place for place in self._places if place not in kept]
+        free = iter(sorted(set(range(num_copies)) - {place.number for place in kept}))
         for _ in range(num_copies - len(kept)):
-            place = self._new_place()
+            place = self._new_place(next(free))
             try:
                 await place.launch(None)
             except BaseException:
@@ -153,8 +155,8 @@ class Supervisor:
             log.error("no copy is started any more")
             self._front.on_failed()
 
-    def _new_place(self) -> _Place:
-        place = _Place(self)
+    def _new_place(self, number: int) -> _Place:
+        place = _Place(self, number)
         self._places.append(place)
         return place
 
@@ -168,12 +170,13 @@ class Supervisor:
 class _Place:
     """One copy after the other."""
 
-    def __init__(self, supervisor: Supervisor) -> None:
+    def __init__(self, supervisor: Supervisor, number: int) -> None:
         self._supervisor = supervisor
         self._front = supervisor._front
+        self.number = number
         self.copy: CopyProcess | None = None
         """While it gets requests."""
-        self.num_threads: int | None = None
+        self._cores: tuple[object, ...] = ()
         self._process: CopyProcess | None = None
         self._lost = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -182,8 +185,8 @@ class _Place:
         self, progress: Callable[[str, int, int], None] | None, *, is_first: bool = False
     ) -> None:
         """Start a process until it gets requests; raises what keeps it from that."""
-        settings = self._front.settings(is_first=is_first)
-        self.num_threads = settings.config.num_threads
+        settings = self._front.settings(self.number, is_first=is_first)
+        self._cores = settings.cores
         self._lost.clear()
         copy = CopyProcess(
             next(self._supervisor._ids),
@@ -199,6 +202,11 @@ class _Place:
             raise EngineError(f"copy {copy.copy_id} ended before it got requests")
         self.copy = copy
         self._front.on_up(copy)
+
+    @property
+    def has_its_cores(self) -> bool:
+        """Whether its copy would be started with the same part of them again."""
+        return self._cores == self._front.settings(self.number, is_first=False).cores
 
     def keep(self) -> None:
         """Restart it whenever it is lost, from now on."""

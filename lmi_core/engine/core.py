@@ -122,8 +122,9 @@ class EngineCore:
             max_total_tokens=max_total_tokens,
             eos_token_ids=eos_token_ids,
             runner=runner.info,
+            head=self._head,
         )
-        self._intake = Intake(self.info, tokenizer, adapters.find, self._head)
+        self._intake = Intake(self.info, tokenizer, config, adapters.find)
         self._outputs = Outputs(self.info, tokenizer, grammars)
         self._arrivals = itertools.count()
         self._task = asyncio.get_running_loop().create_task(self._loop.run())
@@ -142,16 +143,8 @@ class EngineCore:
         """
         arrival_s = time.monotonic()
         self._check_accepting()
-        self._intake.check(request)
+        request = self._intake.checked(request)
         self._check_id(request.request_id)
-        vocab_size = self._runner.info.vocab_size
-        request = replace(
-            request,
-            params=request.params.counted(vocab_size),
-            max_queue_s=self._config.max_queue_s
-            if request.max_queue_s is None
-            else request.max_queue_s,
-        )
         params = request.params
         if handover is None:
             self._check_queue(params.num_sequences)
@@ -161,6 +154,8 @@ class EngineCore:
             prompt = await self._intake.prompt(request)
             if handover is None:
                 self._check_num_tokens(len(prompt.ids), params.num_sequences)
+            else:
+                prompt = prompt._replace(num_first=handover.num_first)
             compiled = await self._outputs.compiled(params, prompt.ids)
             search = search_of(
                 params,

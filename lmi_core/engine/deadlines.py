@@ -6,6 +6,7 @@ import heapq
 import itertools
 
 from lmi_core.engine.sequence import ActiveRequest
+from lmi_core.errors import CapacityError
 
 
 class Deadlines:
@@ -32,3 +33,12 @@ class Deadlines:
         while self.is_due(now_s):
             due.append(heapq.heappop(self._heap)[2])
         return due
+
+
+def waited_too_long(waited_s: float, most_s: float | None) -> CapacityError:
+    """What a request ends with that nobody began in time."""
+    return CapacityError(
+        f"the request waited {waited_s:.3g} s for its turn, and may wait {most_s:g} "
+        "(max_queue_s); retry later, or allow more",
+        retry_after_s=1.0,
+    )

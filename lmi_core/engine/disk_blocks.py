@@ -21,8 +21,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import cast
 
+from lmi_core.errors import EngineError
 from lmi_core.runners.prefix_secret import derived, installation_secret
-from lmi_core.runners.runner import BlockRunner, Runner
+from lmi_core.runners.runner import BlockContent, BlockRunner, Runner
 from lmi_core.settings.engine_config import EngineConfig
 
 log = logging.getLogger(__name__)
@@ -56,7 +57,8 @@ class DiskBlocks:
         self._other_bytes = 0
         """Of other models."""
         self._pending: set[str] = set()
-        self._queue: queue.SimpleQueue[tuple[str, bytes] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[str, bytes | BlockContent] | None]
+        self._queue = queue.SimpleQueue()
         self._said: set[str] = set()
         self._lock_file = self._take_lock()
         self._thread: threading.Thread | None = None
@@ -76,7 +78,7 @@ class DiskBlocks:
     def has(self, block_hash: bytes) -> bool:
         return block_hash.hex() in self._names
 
-    def keep(self, block_hash: bytes, copy: Callable[[], bytes]) -> None:
+    def keep(self, block_hash: bytes, copy: Callable[[], bytes | BlockContent]) -> None:
         """Have a block written, of which ``copy`` is called at once, unless it is there, or there
         is more to be written than the disk can take."""
         name = block_hash.hex()
@@ -155,8 +157,9 @@ class DiskBlocks:
 
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:
-            name, content = item
+            name, copied = item
             try:
+                content = _whole(copied)
                 try:
                     self._write(name, content)
                 except FileNotFoundError:
@@ -164,6 +167,8 @@ class DiskBlocks:
                     self._write(name, content)
             except OSError as error:
                 self._say(f"blocks aren't written to {self._directory}: {error.strerror or error}")
+            except EngineError as error:
+                self._say(f"a block isn't written to {self._directory}: {error}")
             with self._lock:
                 self._pending.discard(name)
 
@@ -256,6 +261,10 @@ class DiskBlocks:
             log.warning(text)
 
 
+def _whole(content: bytes | BlockContent) -> bytes:
+    return content if isinstance(content, bytes) else content.result()
+
+
 def open_disk_blocks(
     config: EngineConfig, runner: Runner, fingerprint: str | None
 ) -> DiskBlocks | None:
@@ -266,7 +275,7 @@ def open_disk_blocks(
     if fingerprint is None:
         log.warning("no prefixes are kept in %s: the model's files can't be read", directory)
         return None
-    num_bytes = len(cast(BlockRunner, runner).cache.copy_out(0))
+    num_bytes = len(_whole(cast(BlockRunner, runner).cache.copy_out(0)))
     try:
         disk = DiskBlocks(
             directory, fingerprint, block_bytes=num_bytes, max_bytes=config.prefix_cache_bytes

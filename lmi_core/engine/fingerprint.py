@@ -120,6 +120,7 @@ def _formats(config: EngineConfig, info: RunnerInfo) -> str:
             (config.rope_scaling, config.rope_factor, config.rope_theta, info.max_model_len),
             (info.device, info.kernels, config.deterministic, config.task),
             smoothing_settings(config),
+            (config.tensor_parallel_degree, config.tp_invariant),
         )
     )
 

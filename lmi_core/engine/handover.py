@@ -22,6 +22,8 @@ class Handover:
     """What its blocks' hashes start from."""
     hashes: tuple[bytes, ...] = ()
     """Of the prompt's full blocks; empty when prefixes aren't cached."""
+    num_first: int = -1
+    """As in ``WholeText``."""
     outputs: tuple[tuple[int, ...], ...] = ()
     """The tokens of each choice that were handed out; empty: none were."""
     finished: frozenset[int] = frozenset()

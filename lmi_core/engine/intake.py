@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import collections.abc as abc
 import hashlib
+from dataclasses import replace
 
 from lmi_core.engine.pooling_params import PoolingParams, framed_text
-from lmi_core.engine.request import GenerationRequest
+from lmi_core.engine.request import BACKGROUND, GenerationRequest
 from lmi_core.engine.stats import EngineInfo
 from lmi_core.errors import CapacityError, TaskError, UserError
-from lmi_core.models.pooling_head import PoolingHead
+from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.text.prompt_errors import check_token_ids, empty_prompt, prompt_too_long
 from lmi_core.text.tokenizer import Tokenizer, WholeText
 
@@ -25,18 +26,26 @@ class Intake:
         self,
         info: EngineInfo,
         tokenizer: Tokenizer,
+        config: EngineConfig,
         check_adapter: abc.Callable[[str], object],
-        head: PoolingHead | None = None,
     ) -> None:
-        """``check_adapter`` raises UserError for an adapter that isn't registered; ``head``: of a
-        model that pools."""
+        """``check_adapter`` raises UserError for an adapter that isn't registered."""
         self._info = info
         self._tokenizer = tokenizer
         self._check_adapter = check_adapter
-        self._head = head
+        self._head = info.head
+        self._max_queue_s = config.max_queue_s
+        self._has_priorities = config.scheduling_policy == "priority"
 
-    def check(self, request: GenerationRequest) -> None:
-        """Raise UserError for what can't be served, the prompt's length aside."""
+    def checked(self, request: GenerationRequest) -> GenerationRequest:
+        """With the engine's limit where it says none. UserError for what can't be served, the
+        prompt's length aside."""
+        self._check(request)
+        most_s = self._max_queue_s if request.max_queue_s is None else request.max_queue_s
+        params = request.params.counted(self._info.runner.vocab_size)
+        return replace(request, params=params, max_queue_s=most_s)
+
+    def _check(self, request: GenerationRequest) -> None:
         if (request.prompt is None) == (request.prompt_token_ids is None):
             raise UserError("give either prompt or prompt_token_ids", field="prompt")
         if not isinstance(request.prompt, str | None):
@@ -51,7 +60,15 @@ class Intake:
         self._check_adapter(request.adapter)
         self._check_task(request)
         if not isinstance(request.priority, int):
-            raise UserError(f"priority must be an int, got {request.priority!r:.80}")
+            raise UserError(
+                f"priority must be an int, got {request.priority!r:.80}", field="priority"
+            )
+        if not self._has_priorities and request.priority not in (0, BACKGROUND):
+            raise UserError(
+                f"priority is {request.priority}, but requests run in the order of arrival here "
+                "(option.scheduling_policy=fcfs): leave it out",
+                field="priority",
+            )
         wait_s = request.max_queue_s
         if wait_s is not None and (type(wait_s) not in (int, float) or not wait_s >= 0):
             raise UserError(

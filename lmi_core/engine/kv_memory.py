@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from lmi_core.engine.contrastive_search import ContrastiveSearch
 from lmi_core.engine.pinned_prefixes import PinnedPrefixes
 from lmi_core.engine.restore import PrefixRestore
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.engine.sequence import ActiveRequest, Sequence, SequenceState
-from lmi_core.runners.runner import Runner
+from lmi_core.runners.runner import PaddedRunner, Runner
 
 if TYPE_CHECKING:
     from lmi_core._native import BlockPool
@@ -37,11 +37,11 @@ class KvMemory:
         self.pinned = PinnedPrefixes(self.pool)
         self._tables = runner.block_tables
         self._sampling = runner.sampling
+        self._final_lengths: list[int] | None = None
+        if runner.info.pads_batches:
+            self._final_lengths = cast(PaddedRunner, runner).final_lengths
         self._shares_blocks = runner.info.shares_blocks
-        pooling = runner.info.pooling
-        has_enough = pooling is None or (pooling.rows == "last" and pooling.is_causal)
-        self._enable_prefix_caching = enable_prefix_caching and self._shares_blocks and has_enough
-        """Other rows than the last aren't in blocks: who pools them computes the whole prompt."""
+        self._enable_prefix_caching = enable_prefix_caching and runner.info.caches_prefixes
         self._guaranteed_no_evict = guaranteed_no_evict
         self._num_rows = runner.info.max_num_seqs
         self._vocab_size = runner.info.vocab_size
@@ -311,6 +311,8 @@ class KvMemory:
         sequence.block_ids = shared + new_ids
         sequence.num_published = len(shared)
         sequence.num_computed = num_computed
+        if self._final_lengths is not None:
+            self._final_lengths[sequence.row] = sequence.final_len
         self._num_promised += self._num_max_blocks(sequence) - len(sequence.block_ids)
         try:
             self._tables.set(sequence.row, sequence.block_ids)

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from lmi_core.engine.commit import Commit
+from lmi_core.engine.deadlines import waited_too_long
 from lmi_core.engine.delivery import Delivery
 from lmi_core.engine.policy import Plan
 from lmi_core.engine.scheduler import Scheduler
@@ -18,7 +19,7 @@ from lmi_core.engine.sequence import ActiveRequest, Sequence
 from lmi_core.engine.stats import EngineObserver, EngineTotals, StepRecord
 from lmi_core.engine.step_costs import StepCosts
 from lmi_core.engine.step_filling import fill
-from lmi_core.errors import CapacityError, EngineError, UserError
+from lmi_core.errors import EngineError, UserError
 from lmi_core.runners.runner import (
     AheadRunner,
     DraftingRunner,
@@ -291,12 +292,8 @@ class StepLoop:
 
     def _fail_expired(self, requests: list[ActiveRequest], now_s: float) -> None:
         for request in requests:
-            waited_s, most_s = now_s - request.arrival_s, request.request.max_queue_s
-            message = (
-                f"the request waited {waited_s:.3g} s for its turn, and may wait {most_s:g} "
-                "(max_queue_s); retry later, or allow more"
-            )
-            self._delivery.fail(request, CapacityError(message, retry_after_s=1.0))
+            error = waited_too_long(now_s - request.arrival_s, request.request.max_queue_s)
+            self._delivery.fail(request, error)
 
     def _fail_requests(self, failures: Iterable[tuple[Sequence, Exception]], what: str) -> None:
         """End the requests that our own code failed for, outside of the step itself."""

@@ -19,6 +19,9 @@ class PagedPolicy:
     prompts are finished in the order of arrival, not all with the last one, and decoding goes on
     meanwhile.
 
+    Who is more urgent than a running sequence doesn't wait for its end: where rows or memory lack,
+    the least urgent gives way, one a step.
+
     Among several tenants, prompts are computed and rows are given in the order of what each was
     served, and a tenant that holds more rows than its part gives them to one that waits with less.
     Beside light tenants (``FairShares.heavy``) steps are shorter, and a heavy one decodes with what
@@ -83,18 +86,28 @@ class PagedPolicy:
         return self._memory.num_free_rows > 0 or self._creditor() is not None
 
     def _creditor(self) -> Sequence | None:
-        """A sequence whose tenant has too many rows, where there is none for another's."""
-        queues = self._queues
+        """A sequence that gives way to one that waits: a less urgent one, or one whose tenant has
+        too many rows, where there is none for another's."""
+        queues, shares = self._queues, self._shares
         if (
-            not self._shares.are_contested
-            or not self._keeps_spare
+            not self._keeps_spare
             or not queues.waiting
-            or self._memory.num_free_rows
+            or not queues.running
             or self._num_held_steps < self._waiting_steps
         ):
             return None
-        first = self._shares.first(queues)
-        return self._shares.creditor(first, queues.running, self._info.max_num_seqs)
+        if queues.running[-1].key[0] > queues.waiting[0].key[0]:
+            first = shares.first(queues)
+            return shares.last(queues.running) if self._lacks_room(first) else None
+        if not shares.are_contested or self._memory.num_free_rows:
+            return None
+        return shares.creditor(shares.first(queues), queues.running, self._info.max_num_seqs)
+
+    def _lacks_room(self, sequence: Sequence) -> bool:
+        """Whether rows are missing for its gang, or memory was when it was last tried."""
+        num_running = len(self._queues.running)
+        state = (sequence, self._memory.pool.num_available, num_running)
+        return state == self._refusal or not self._has_rows(sequence)
 
     def _decode(self, plan: Plan) -> int:
         """Give every sequence with one pending token its row; returns the logit rows left."""

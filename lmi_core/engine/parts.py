@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from lmi_core.engine.disk_blocks import DiskBlocks, open_disk_blocks
 from lmi_core.engine.fingerprint import FingerprintOf
-from lmi_core.runners.load import load_runner, load_tokenizer
+from lmi_core.engine.text_parts import TextParts
+from lmi_core.runners.load import load_runner
 from lmi_core.runners.runner import Runner
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.structured.library import load_library
@@ -25,9 +26,12 @@ class EngineParts:
     fingerprint: FingerprintOf | None = None
     disk: DiskBlocks | None = None
     """Where KV blocks are kept beyond memory and restarts."""
+    texts: TextParts | None = None
 
     def load_grammars(self) -> GrammarLibrary:
         """What compiles grammars for the model's vocabulary."""
+        if self.texts is not None:
+            return self.texts.library()
         return load_library(
             self.tokenizer,
             vocab_size=self.runner.info.vocab_size,
@@ -36,7 +40,7 @@ class EngineParts:
 
     def close(self) -> None:
         """Stop what runs beside the requests; the runner is closed with the loop."""
-        for opened in (self.fingerprint, self.disk):
+        for opened in (self.fingerprint, self.disk, self.texts):
             if opened is not None:
                 opened.close()
 
@@ -48,15 +52,22 @@ def load_parts(
     has_fingerprint: bool = True,
 ) -> EngineParts:
     """Load a model; blocking. Raises as ``load_runner`` and ``load_tokenizer``."""
-    runner, files = load_runner(config, progress)
+    texts = TextParts(config)
     try:
-        tokenizer = load_tokenizer(config, runner.info.vocab_size)
+        runner, files = load_runner(config, progress, texts.begin)
+    except BaseException:
+        texts.close()
+        raise
+    try:
+        texts.begin(runner.info.vocab_size, files.eos_token_ids)
+        tokenizer = texts.tokenizer()
         keeps_blocks = config.prefix_cache_dir is not None
         fingerprint = FingerprintOf(config, runner.info)
         if has_fingerprint or keeps_blocks:
             fingerprint.start(waits=keeps_blocks)
         disk = open_disk_blocks(config, runner, fingerprint.text)
     except BaseException:
+        texts.close()
         runner.close()
         raise
-    return EngineParts(runner, tokenizer, files.eos_token_ids, fingerprint, disk)
+    return EngineParts(runner, tokenizer, files.eos_token_ids, fingerprint, disk, texts)

@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from lmi_core.engine.pooling_params import PoolingParams
 from lmi_core.engine.sampling_params import SamplingParams
 
+BACKGROUND = 1 << 20
+"""Added to the priority of what runs only where nobody waits."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:

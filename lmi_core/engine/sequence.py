@@ -157,6 +157,12 @@ class Sequence:
         return 0 if search is None or search.num_live > 1 else search.num_sequences - 1
 
     @property
+    def final_len(self) -> int:
+        """The length that its request has asked for, prompt and output; 0: it hasn't."""
+        asked = self.request.request.params.max_new_tokens is not None
+        return self.max_len if asked else 0
+
+    @property
     def num_generated(self) -> int:
         return len(self.token_ids) - self.num_prompt
 

@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from lmi_core.engine.outputs import FinishReason
+from lmi_core.models.pooling_head import PoolingHead
 from lmi_core.runners.runner import RunnerInfo
 
 
@@ -80,6 +81,8 @@ class EngineInfo:
     """Prompt and output together."""
     eos_token_ids: tuple[int, ...]
     runner: RunnerInfo
+    head: PoolingHead | None = None
+    """What is behind the pooling of a model that pools."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,6 +140,8 @@ class Decoder:
         if weights.head is None:
             x = x if weights.final_norm is None else self._stream_normed(x, weights.final_norm)
             ops.output(x)
+            if self.slicing.num_ranks > 1:
+                ops.meet(x)
             return x
         return self._record_logits(x)
 
@@ -323,8 +325,16 @@ class Decoder:
     ) -> Handle:
         """x + what ``linear`` makes of h, normed if there is a norm."""
         residual = x if norm is None else None
-        y = ops.linear(h, linear.weight, bias=linear.bias, residual=residual)
-        y = self._adapt(h, y, layer_id, linear_of_layer)
+        is_sliced = isinstance(linear.weight, SlicedWeight)
+        y = ops.linear(
+            h,
+            linear.weight,
+            bias=linear.bias,
+            residual=residual,
+            slice_adapters=self._slice_adapters(layer_id, linear_of_layer) if is_sliced else None,
+        )
+        if not is_sliced:
+            y = self._adapt(h, y, layer_id, linear_of_layer)
         if norm is None:
             return y
         spec = self.spec.norm
@@ -334,4 +344,12 @@ class Decoder:
         """y of a linear for x with what adapters add to it."""
         if self.adapters is None:
             return y
-        return ops.lora_add(x, y, self.adapters, linear_id(layer_id, linear))
+        return ops.lora_add(x, y, self.adapters, linear_id(layer_id, linear, self.slicing))
+
+    def _slice_adapters(
+        self, layer_id: int, linear: LayerLinear
+    ) -> tuple[LoraTable, list[int]] | None:
+        if self.adapters is None:
+            return None
+        slices = range(self.slicing.num_own)
+        return self.adapters, [linear_id(layer_id, linear, self.slicing, i) for i in slices]

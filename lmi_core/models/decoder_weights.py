@@ -22,6 +22,7 @@ from lmi_core.models.weights import (
     qk_norm_tensors,
 )
 from lmi_core.weights.formats import FloatArray, PackFormat
+from lmi_core.weights.matrix import as_floats, unit_rows
 
 
 def load_decoder(
@@ -38,6 +39,7 @@ def load_decoder(
     names = spec.names
     head: Linear | None = None
     tokens = slice(*slicing.vocabulary(spec.vocab_size)) if slicing.num_ranks > 1 else None
+    heads = slice(*slicing.q_heads(spec.attention.num_q_heads))
     if not spec.has_head:
         pass
     elif spec.tied_head:
@@ -53,7 +55,7 @@ def load_decoder(
         embedding=reader.table(names.embedding),
         positions=reader.table(names.positions) if names.positions else None,
         token_types=reader.floats(names.token_types) if names.token_types else None,
-        relative_bias=reader.vector(names.relative_bias) if names.relative_bias else None,
+        relative_bias=reader.vector(names.relative_bias)[:, heads] if names.relative_bias else None,
         embedding_norm=_load_norm(reader, spec, "", names.embedding_norm),
         project_in=projections[0],
         project_out=projections[1],
@@ -64,6 +66,17 @@ def load_decoder(
         final_norm=_load_norm(reader, spec, "", names.final_norm, spec.logit_scale),
         head=head,
     )
+
+
+def load_whole_head(reader: TensorReader, spec: DecoderSpec) -> Linear:
+    """The output head in int8, for drafts alone, of a model whose ranks have parts of it."""
+    name = spec.names.embedding if spec.tied_head else f"{spec.names.head}.weight"
+    matrix = reader.matrix(name)
+    if spec.normed_head:
+        [floats] = as_floats([matrix])
+        matrix = unit_rows(floats)
+    weight = reader.packing.pack([matrix], [f"whole {name}"], format="int8")
+    return Linear(weight)
 
 
 def load_layer(
@@ -83,9 +96,10 @@ def load_layer(
         source = sources.get(linear)
         if source is None:
             return None
-        rows = source.rows
+        rows, divisors = source.rows, factors.rows.get(linear)
         if (own := slicing.rows(spec, linear, source, inner)) is not None:
             rows = own if rows is None else rows[own]
+            divisors = None if divisors is None else divisors[own]
         return reader.linear(
             [prefix + name for name, _ in source.modules],
             gated=gated,
@@ -93,7 +107,7 @@ def load_layer(
             transposed=names.transposed,
             inputs=slicing.inputs(linear, source, attention.num_q_heads),
             column_factors=factors.columns.get(linear),
-            row_divisors=factors.rows.get(linear),
+            row_divisors=divisors,
         )
 
     def norm(name: str, reader_of_it: LayerLinear) -> Norm | None:
@@ -111,7 +125,7 @@ def load_layer(
     return LayerWeights(
         attention_norm=norm(names.attention_norm * has_norm, LayerLinear.QKV),
         qkv=linear(LayerLinear.QKV),
-        latent=None if attention.latent is None else load_latent(reader, spec, prefix),
+        latent=None if attention.latent is None else load_latent(reader, spec, prefix, slicing),
         q_norm=_load_qk_norm(reader, spec, prefix, names.q_norm, attention.num_q_heads, q_heads),
         k_norm=_load_qk_norm(reader, spec, prefix, names.k_norm, attention.num_kv_heads, kv_heads),
         sinks=reader.vector(prefix + names.sinks)[q_heads] if names.sinks else None,

@@ -18,7 +18,7 @@ FIELD = "draft_model"
 
 def draft_config(asked: EngineConfig) -> EngineConfig | None:
     """What the draft model of ``asked`` is loaded with: the same formats, as far as its checkpoint
-    isn't quantised itself. None where there is none. Raises ModelError."""
+    isn't quantised itself; rank 0 has all of it. None where there is none. Raises ModelError."""
     path = None if asked.speculation is None else asked.speculation.draft_model
     if path is None or has_draft_heads(path):
         return None
@@ -36,6 +36,8 @@ def draft_config(asked: EngineConfig) -> EngineConfig | None:
         rope_factor=None,
         rope_theta=None,
         prefix_cache_dir=None,
+        tensor_parallel_degree=1,
+        tp_invariant=False,
     )
 
 

@@ -71,14 +71,16 @@ def pack_eagle(head: EagleHead, model: LoadedModel, backend: WeightBackend) -> E
         down=pack(head.of_layer("mlp.down_proj.weight")),
         experts=None,
     )
-    own_head, own_table = "lm_head.weight", "embed_tokens.weight"
+    own_table = "embed_tokens.weight"
     decoder = DecoderWeights(
         embedding=_stored(head.read(own_table), model.dtype)
         if head.has(own_table)
         else model.weights.embedding,
         layers=(layer,),
         final_norm=Norm(head.read("norm.weight")) if is_third else None,
-        head=pack(head.read(own_head)) if head.has(own_head) else model.weights.head,
+        head=pack(head.read("lm_head.weight"))
+        if head.has_head
+        else model.whole_head or model.weights.head,
     )
     if is_third:
         firsts = [np.ascontiguousarray(p[:, :hidden]) for p in projections]

@@ -61,6 +61,11 @@ class EagleHead:
     def description(self) -> str:
         return f"an EAGLE{'-3' if self.reads_layers else ''} head of {self.path}"
 
+    @property
+    def has_head(self) -> bool:
+        """Whether its output head is its own, not the model's."""
+        return self.has(_HEAD)
+
     def has(self, name: str) -> bool:
         return name in self.tensors
 

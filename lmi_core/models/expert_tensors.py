@@ -90,6 +90,35 @@ def down_names(experts: ExpertSpec) -> list[str]:
     return [f"{names.down.format(expert=i)}.weight" for i in range(experts.num_experts)]
 
 
+def expert_mlps(experts: ExpertSpec) -> list[tuple[str, str, str]]:
+    """Names of gate, up and down of each expert that has tensors of its own, and of the shared one
+    if its share is scored."""
+    names = experts.names
+    mlps = [
+        (names.gate.format(expert=i), names.up.format(expert=i), names.down.format(expert=i))
+        for i in range(experts.num_experts)
+    ]
+    if experts.gates_shared:
+        mlps.append((names.shared_gate, names.shared_up, names.shared_down))
+    return [(f"{gate}.weight", f"{up}.weight", f"{down}.weight") for gate, up, down in mlps]
+
+
+def router_modules(spec: DecoderSpec) -> list[str]:
+    """Names of the modules that score experts, of all layers."""
+    experts = spec.experts
+    if experts is None:
+        return []
+    names = [experts.names.router]
+    if experts.gates_shared:
+        names.append(experts.names.shared_router)
+    prefixes = [
+        spec.names.layer.format(layer=layer_id)
+        for layer_id, is_sparse in enumerate(experts.sparse)
+        if is_sparse
+    ]
+    return [prefix + name for prefix in prefixes for name in names]
+
+
 def _merged_names(name: str, experts: ExpertSpec) -> list[str]:
     return [f"{name}_blocks", f"{name}_scales"] if experts.layout == "mxfp4" else [name]
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from lmi_core import ops
 from lmi_core.models.linears import RowIds
+from lmi_core.models.slices import Slicing
 from lmi_core.models.spec import DecoderSpec, LatentSpec
 from lmi_core.models.tensor_reader import TensorReader
 from lmi_core.models.weights import LatentAttention
@@ -21,20 +22,27 @@ NORM_EPS = 1e-6
 """Of the latents' norms, whatever the model's."""
 
 
-def load_latent(reader: TensorReader, spec: DecoderSpec, prefix: str) -> LatentAttention:
-    """``kv_b``, which both ways to and from the latent are made of, stays in 16 or 32 bits."""
+def load_latent(
+    reader: TensorReader, spec: DecoderSpec, prefix: str, slicing: Slicing
+) -> LatentAttention:
+    """``kv_b``, which both ways to and from the latent are made of, stays in 16 or 32 bits. Of
+    heads this rank's; latents, which all heads share, are made by every rank."""
     latent, num_heads = spec.attention.latent, spec.attention.num_q_heads
     assert latent is not None
     prefix += "self_attn."
-    to_latent, from_latent = reader.heads(
-        f"{prefix}kv_b_proj.weight", lambda kv_b: head_matrices(kv_b, latent, num_heads)
-    )
+    own = slice(*slicing.q_heads(num_heads))
+
+    def own_heads(kv_b: FloatArray) -> list[list[FloatArray]]:
+        return [matrices[own] for matrices in head_matrices(kv_b, latent, num_heads)]
+
+    to_latent, from_latent = reader.heads(f"{prefix}kv_b_proj.weight", own_heads)
     has_q_a = latent.q_rank > 0
     return LatentAttention(
         q_a=reader.linear([f"{prefix}q_a_proj"]) if has_q_a else None,
         q_a_norm=reader.vector(f"{prefix}q_a_layernorm.weight") if has_q_a else None,
         q=reader.linear(
-            [prefix + ("q_b_proj" if has_q_a else "q_proj")], rows=query_rows(latent, num_heads)
+            [prefix + ("q_b_proj" if has_q_a else "q_proj")],
+            rows=query_rows(latent, num_heads)[own].ravel(),
         ),
         kv_a=reader.linear([f"{prefix}kv_a_proj_with_mqa"], rows=key_rows(latent)),
         kv_a_norm=reader.vector(f"{prefix}kv_a_layernorm.weight"),
@@ -64,9 +72,10 @@ def rotate_half_dims(latent: LatentSpec) -> RowIds:
 
 
 def query_rows(latent: LatentSpec, num_heads: int) -> RowIds:
+    """[heads, dimensions]"""
     head = np.arange(latent.nope_dim + latent.rope_dim)
     head[latent.nope_dim :] = latent.nope_dim + rotate_half_dims(latent)
-    return (np.arange(num_heads)[:, None] * head.size + head).ravel()
+    return np.arange(num_heads)[:, None] * head.size + head
 
 
 def key_rows(latent: LatentSpec) -> RowIds:

@@ -10,10 +10,11 @@ from pathlib import Path
 import numpy as np
 
 from lmi_core.errors import MissingExtraError, ModelError, UserError
-from lmi_core.models.decoder_weights import load_decoder
+from lmi_core.models.decoder_weights import load_decoder, load_whole_head
 from lmi_core.models.draft_heads import DraftHeads, find_draft_heads
 from lmi_core.models.draft_model import FIELD as DRAFT_MODEL
 from lmi_core.models.draft_model import check_vocabulary, draft_config
+from lmi_core.models.eagle_head import EagleHead
 from lmi_core.models.expert_tensors import is_router, with_layout
 from lmi_core.models.family import spec_and_pooling, text_tensors
 from lmi_core.models.gguf_spec import gguf_spec
@@ -30,6 +31,7 @@ from lmi_core.models.tensor_reader import Progress, TensorReader
 from lmi_core.models.weight_packing import WeightPacking
 from lmi_core.models.weights import (
     DecoderWeights,
+    Linear,
     WeightBackend,
     answer_matrix,
     expected_shapes,
@@ -57,6 +59,8 @@ class LoadedModel:
 
     path: Path
     spec: DecoderSpec
+    whole_spec: DecoderSpec
+    """Of the model of which ``spec`` is a slice."""
     weights: DecoderWeights
     dtype: WeightFormat
     """Activations; of the weights, what isn't quantised."""
@@ -68,7 +72,9 @@ class LoadedModel:
     """What its prompts are pooled to; None: it generates."""
     head: PoolingHead | None = None
     slicing: Slicing = WHOLE
-    """What of the model this is; ``spec`` is that of the slice."""
+    """What of the model this is."""
+    whole_head: Linear | None = None
+    """The output head of the whole model, where a head that drafts has none."""
     kv_scales: tuple[LayerScales, ...] = ()
     """For an fp8 KV cache, of each layer; empty: the checkpoint has none."""
 
@@ -257,11 +263,15 @@ def load_weights(
     weights = load_decoder(
         reader, spec, head_format, factors, fuses_gate=fuses_gate, slicing=slicing
     )
+    whole_head = None
+    if slicing.num_ranks > 1 and isinstance(found.heads, EagleHead) and not found.heads.has_head:
+        whole_head = load_whole_head(reader, spec)
     head = None if found.pooling is None else _load_head(reader, asked.model, spec, found.pooling)
     packing.report()
     model = LoadedModel(
         path=asked.model,
         spec=slicing.spec(spec),
+        whole_spec=spec,
         weights=weights,
         dtype=weight_format,
         quantize=made or packing.kept_format,
@@ -270,6 +280,7 @@ def load_weights(
         pooling=found.pooling,
         head=head,
         slicing=slicing,
+        whole_head=whole_head,
         kv_scales=read_kv_scales(asked.model, spec, names, scale_names, reader.vector),
     )
     reader.check_files()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from lmi_core.models.linears import LayerLinear, RowIds, layer_linears
+from lmi_core.models.slices import WHOLE, Slicing
 from lmi_core.models.spec import DecoderSpec
 
 
@@ -27,20 +28,53 @@ class LoraModule:
     """The module's output for each of ours; None: as they are."""
 
 
-def linear_id(layer_id: int, linear: LayerLinear) -> int:
-    return layer_id * len(LayerLinear) + linear
+@dataclass(frozen=True, slots=True)
+class OwnLinear:
+    """What a rank has of a linear that adapters add to, or a slice of that; its id is the rank's,
+    ``whole_id`` the model's."""
+
+    linear_id: int
+    whole_id: int
+    shape: LinearShape
+    rows: RowIds | None = None
+    """Of the outputs, in our order; None: all of them."""
+    inputs: tuple[int, int] | None = None
+    """From the first up to this one; None: all of them."""
 
 
-def linear_shapes(spec: DecoderSpec) -> list[LinearShape]:
-    """By linear id; (0, 0) where a layer has no such linear."""
-    shapes = []
+def linear_id(
+    layer_id: int, linear: LayerLinear, slicing: Slicing = WHOLE, slice_id: int = 0
+) -> int:
+    """``slice_id``: of the rank's own slices of inputs; of outputs there is one."""
+    return (layer_id * slicing.num_own + slice_id) * len(LayerLinear) + linear
+
+
+def linear_shapes(spec: DecoderSpec, slicing: Slicing = WHOLE) -> list[LinearShape]:
+    """By linear id; (0, 0) where a layer has no such linear. ``spec``: of the whole model."""
+    num_linears = spec.num_layers * slicing.num_own * len(LayerLinear)
+    shapes = [LinearShape(0, 0)] * num_linears
+    for own in own_linears(spec, slicing):
+        shapes[own.linear_id] = own.shape
+    return shapes
+
+
+def own_linears(spec: DecoderSpec, slicing: Slicing) -> Iterator[OwnLinear]:
+    """What a rank of the model of ``spec`` has."""
     for layer_id in range(spec.num_layers):
         sources = layer_linears(spec, layer_id)
-        for linear in LayerLinear:
-            source = sources.get(linear)
-            none = LinearShape(0, 0)
-            shapes.append(LinearShape(source.num_inputs, source.num_outputs) if source else none)
-    return shapes
+        inner = sources[LayerLinear.DOWN].num_inputs if LayerLinear.DOWN in sources else 0
+        for linear, source in sources.items():
+            whole_id = linear_id(layer_id, linear)
+            bounds = slicing.inputs(linear, source, spec.attention.num_q_heads)
+            if bounds is None:
+                rows = slicing.rows(spec, linear, source, inner)
+                num_outputs = source.num_outputs if rows is None else len(rows)
+                shape = LinearShape(source.num_inputs, num_outputs)
+                yield OwnLinear(linear_id(layer_id, linear, slicing), whole_id, shape, rows)
+            for slice_id, (first, end) in enumerate(bounds or ()):
+                number = linear_id(layer_id, linear, slicing, slice_id)
+                shape = LinearShape(end - first, source.num_outputs)
+                yield OwnLinear(number, whole_id, shape, inputs=(first, end))
 
 
 def lora_modules(spec: DecoderSpec) -> dict[str, LoraModule]:

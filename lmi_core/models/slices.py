@@ -44,10 +44,14 @@ class Slicing:
         """Whether nothing is cut."""
         return self.num_slices == 1
 
+    @property
+    def num_own(self) -> int:
+        """This rank's slices."""
+        return self.num_slices // self.num_ranks
+
     def own(self, bounds: Bounds) -> Bounds:
         """This rank's of all slices' bounds."""
-        each = self.num_slices // self.num_ranks
-        return bounds[self.rank * each : (self.rank + 1) * each]
+        return bounds[self.rank * self.num_own : (self.rank + 1) * self.num_own]
 
     def inner(self, size: int) -> Bounds:
         """The slices of an MLP's inner size, of all ranks."""
@@ -188,22 +192,9 @@ def _objections(asked: EngineConfig, spec: DecoderSpec) -> list[str]:
     """Why this model can't be cut, or what goes without."""
     attention, degree = spec.attention, asked.tensor_parallel_degree
     wrong = {
-        "models that give embeddings or scores are served by one process": not spec.has_head,
-        "the model's latent attention isn't cut in this version: write 1, or num_copies for more "
-        "processes": attention.latent is not None and degree > 1,
         "the model norms all heads of queries and keys together, which ranks can't do in this "
         "version: write 1, or num_copies for more processes": (
             attention.qk_norm == "row" and degree > 1
-        ),
-        "LoRA adapters aren't cut in this version: leave enable_lora out": asked.lora is not None,
-        "smoothquant's factors aren't cut in this version: write quantize=int8": (
-            asked.quantize == "smoothquant"
-        ),
-        "a draft model has no ranks in this version: leave speculation's draft_model out": (
-            asked.speculation is not None and asked.speculation.draft_model is not None
-        ),
-        "blocks of one rank alone would be kept in prefix_cache_dir: leave it out": (
-            asked.prefix_cache_dir is not None and degree > 1
         ),
     }
     return [objection for objection, is_so in wrong.items() if is_so]

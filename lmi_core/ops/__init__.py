@@ -16,6 +16,7 @@ from lmi_core.ops.linear import (
     head_linear,
     linear,
     lora_add,
+    meet,
     soft_cap,
 )
 from lmi_core.ops.norm import norm, norm_heads, rms_norm
@@ -40,6 +41,7 @@ __all__ = [
     "kept_rows",
     "linear",
     "lora_add",
+    "meet",
     "norm",
     "norm_heads",
     "output",

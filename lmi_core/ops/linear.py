@@ -24,20 +24,22 @@ def linear(
     gated: bool = True,
     residual: Handle | None = None,
     out_dtype: Literal["fp32", "act"] = "fp32",
+    slice_adapters: tuple[LoraTable, list[int]] | None = None,
 ) -> Handle:
     """x @ weight^T + bias: act [R, k] -> [R, n], accumulated in fp32.
 
     ``activation``: ``weight`` holds gate and up, the result is act(gate) * up, act [R, n / 2]; not
     ``gated``, act(y), act [R, n].
     ``residual``: fp32 [R, n], added to in place and returned.
-    A sliced weight's sums go over the slices of all ranks.
+    A sliced weight's sums go over the slices of all ranks, with what adapters add to each by
+    ``slice_adapters``: the table, and a linear id for each slice.
     """
     if x.columns != weight.num_inputs:
         raise ValueError(f"linear over {weight.num_inputs} inputs got {x.name}, {x.columns} wide")
     if bias is not None and bias.shape != (weight.num_outputs,):
         raise ValueError(f"linear to {weight.num_outputs} outputs got a bias of {bias.shape}")
     if isinstance(weight, SlicedWeight):
-        return _summed(x, weight, bias, residual)
+        return _summed(x, weight, bias, residual, slice_adapters)
     settings: dict[str, object] = {"weight": weight, "bias": bias, "activation": activation}
     settings["out_dtype"] = out_dtype
     if activation and not gated:
@@ -52,13 +54,18 @@ def linear(
 
 
 def _summed(
-    x: Handle, weight: SlicedWeight, bias: FloatArray | None, residual: Handle | None
+    x: Handle,
+    weight: SlicedWeight,
+    bias: FloatArray | None,
+    residual: Handle | None,
+    adapters: tuple[LoraTable, list[int]] | None,
 ) -> Handle:
     operands = {"x": x} if residual is None else {"x": x, "residual": residual}
     y = residual
     if y is None:
         y = x.graph.value("summed_linear", "fp32", weight.num_outputs, x.rows)
-    x.graph.add("summed_linear", y, operands, slices=weight, bias=bias)
+    added = {} if adapters is None else {"table": adapters[0], "linear_ids": adapters[1]}
+    x.graph.add("summed_linear", y, operands, slices=weight, bias=bias, **added)
     return y
 
 
@@ -74,8 +81,14 @@ def gathered_linear(
     ``first_column`` on; rank 0 has those of all ranks from here on, others nothing to read."""
     y = x.graph.value("gathered_linear", "fp32", num_columns, x.rows)
     x.graph.add("gathered_linear", y, {"x": x}, weight=weight, bias=bias, first_column=first_column)
-    x.graph.add("meet", None, {"x": y})
+    meet(y)
     return y
+
+
+def meet(x: Handle) -> None:
+    """The end of a step for all ranks but rank 0, which waits for them here and may go on with
+    x."""
+    x.graph.add("meet", None, {"x": x})
 
 
 def head_linear(

@@ -14,9 +14,11 @@ import numpy as np
 from lmi_core.calibration.layer_runs import LayerRuns
 from lmi_core.errors import UserError
 from lmi_core.local_model import open_local_model
+from lmi_core.models.expert_tensors import expert_mlps, expert_shapes, router_modules
 from lmi_core.models.linears import layer_linears
 from lmi_core.models.loader import FoundModel, find_model
 from lmi_core.progress import TerminalProgress
+from lmi_core.quantize.experts import objection
 from lmi_core.quantize.formats import FORMATS, NEEDING_TEXT, Format, format_of, has_groups
 from lmi_core.quantize.gguf.mixes import MIXES
 from lmi_core.quantize.quantizer import Quantizer
@@ -78,7 +80,7 @@ def quantize(args: argparse.Namespace, flags: Sequence[str], default_model: Path
     config = open_local_model([args.model, *flags], default_model).config
     config = replace(config, quantize=None, lora=None)
     found = find_model(config)
-    _check_model(found)
+    _check_model(found, args.format)
     group_size = 0 if args.format in MIXES else _group_size(args.format, args.group_size, found)
     partial = args.out.with_name(args.out.name + ".partial")
     try:
@@ -124,13 +126,15 @@ def _check_arguments(args: argparse.Namespace) -> None:
         )
 
 
-def _check_model(found: FoundModel) -> None:
+def _check_model(found: FoundModel, name: str) -> None:
     spec, checkpoint = found.spec, found.checkpoint
     reason = None
     if checkpoint.gguf_architecture is not None or checkpoint.quantization is not None:
         reason = "it is quantised already: give the checkpoint that it was made of"
-    elif spec.experts is not None:
-        reason = "mixtures of experts aren't quantised in this version"
+    elif spec.experts is not None and name in MIXES:
+        reason = "mixtures of experts aren't written as GGUF in this version"
+    elif (problem := objection(spec)) is not None:
+        reason = problem
     elif spec.attention.latent is not None:
         reason = "latent attention isn't quantised in this version"
     elif spec.names.transposed:
@@ -145,15 +149,14 @@ def _check_model(found: FoundModel) -> None:
 
 def _group_size(name: str, asked: int | None, found: FoundModel) -> int:
     """The groups of a format that has some; UserError for what doesn't fit the layers."""
-    sources = layer_linears(found.spec, 0).values()
-    for source in sources:
-        for module, size in source.modules:
-            if size % _PER_WORD:
-                raise UserError(
-                    f"{module} has {size} outputs; formats in words need multiples of {_PER_WORD}",
-                    field="model",
-                )
-    sizes = {source.num_inputs for source in sources}
+    shapes = _linear_shapes(found)
+    for module, (size, _) in shapes.items():
+        if size % _PER_WORD:
+            raise UserError(
+                f"{module} has {size} outputs; formats in words need multiples of {_PER_WORD}",
+                field="model",
+            )
+    sizes = {num_inputs for _, num_inputs in shapes.values()}
     fitting = [size for size in _GROUP_SIZES if all(inputs % size == 0 for inputs in sizes)]
     if not has_groups(name):
         return 0
@@ -168,6 +171,21 @@ def _group_size(name: str, asked: int | None, found: FoundModel) -> int:
             field="group_size",
         )
     return asked or fitting[0]
+
+
+def _linear_shapes(found: FoundModel) -> dict[str, tuple[int, int]]:
+    """Outputs and inputs of what is quantised, by the module's name within its layer."""
+    spec = found.spec
+    shapes: dict[str, tuple[int, int]] = {}
+    for layer_id in range(spec.num_layers):
+        for source in layer_linears(spec, layer_id).values():
+            shapes |= {module: (size, source.num_inputs) for module, size in source.modules}
+    if spec.experts is not None:
+        given = expert_shapes(spec.experts, spec.hidden_size)
+        for name in (name for names in expert_mlps(spec.experts) for name in names):
+            num_outputs, num_inputs = given[name]
+            shapes[name.removesuffix(".weight")] = (num_outputs, num_inputs)
+    return shapes
 
 
 def _write(
@@ -217,7 +235,7 @@ def _write_safetensors(
     shards = Shards(directory)
     _add_all(found, format, runs, pieces, shards)
     shards.finish()
-    _write_config(found, format.settings(), directory)
+    _write_config(found, format.settings(router_modules(found.spec)), directory)
     return shards.num_bytes
 
 

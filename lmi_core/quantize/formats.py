@@ -6,7 +6,8 @@ reads them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, Protocol
@@ -48,8 +49,9 @@ class Format(Protocol):
         factor; by importance, what its ``MeanSquares`` are."""
         ...
 
-    def settings(self) -> dict[str, Any]:
-        """config.json's ``quantization_config``."""
+    def settings(self, routers: Sequence[str] = ()) -> dict[str, Any]:
+        """config.json's ``quantization_config``. ``routers``: modules that stay as they are, as
+        the embedding's head does."""
         ...
 
 
@@ -61,7 +63,7 @@ class IntegerFormat:
     grid: Grid
     scale_dtype: str
     pack: Callable[[Coded, str], Mapping[str, Stored]]
-    describe: Callable[[Grid, Method], dict[str, Any]]
+    describe: Callable[[Grid, Method, Sequence[str]], dict[str, Any]]
 
     def make(
         self, name: str, weights: FloatArray, measured: Measured
@@ -72,8 +74,8 @@ class IntegerFormat:
             coded = round_to_nearest(weights, self.grid)
         return self.pack(coded, self.scale_dtype), coded.floats()
 
-    def settings(self) -> dict[str, Any]:
-        return self.describe(self.grid, self.method)
+    def settings(self, routers: Sequence[str] = ()) -> dict[str, Any]:
+        return self.describe(self.grid, self.method, routers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +94,10 @@ class Fp8Format:
         kept = Fp8Matrix(made.codes, rounded_to(made.scales, self.scale_dtype))
         return {"weight": Stored("F8_E4M3", made.codes), "weight_scale": scales}, kept.to_float32()
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self, routers: Sequence[str] = ()) -> dict[str, Any]:
         weights = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True}
         inputs = weights | {"strategy": "token", "dynamic": True}
-        return _compressed("float-quantized", weights | {"dynamic": False}, inputs)
+        return _compressed("float-quantized", weights | {"dynamic": False}, inputs, routers)
 
 
 def _gptq_tensors(coded: Coded, scale_dtype: str) -> dict[str, Stored]:
@@ -110,8 +112,8 @@ def _gptq_tensors(coded: Coded, scale_dtype: str) -> dict[str, Stored]:
     }
 
 
-def _gptq_settings(grid: Grid, method: Method) -> dict[str, Any]:
-    return {
+def _gptq_settings(grid: Grid, method: Method, routers: Sequence[str]) -> dict[str, Any]:
+    settings = {
         "quant_method": "gptq",
         "bits": grid.num_bits,
         "group_size": grid.group_size or -1,
@@ -121,6 +123,9 @@ def _gptq_settings(grid: Grid, method: Method) -> dict[str, Any]:
         "true_sequential": False,
         "checkpoint_format": "gptq",
     }
+    if routers:
+        settings["dynamic"] = {f"-:^{re.escape(name)}$": {} for name in routers}  # as GPTQModel
+    return settings
 
 
 def _awq_tensors(coded: Coded, scale_dtype: str) -> dict[str, Stored]:
@@ -132,14 +137,14 @@ def _awq_tensors(coded: Coded, scale_dtype: str) -> dict[str, Stored]:
     }
 
 
-def _awq_settings(grid: Grid, method: Method) -> dict[str, Any]:
+def _awq_settings(grid: Grid, method: Method, routers: Sequence[str]) -> dict[str, Any]:
     return {
         "quant_method": "awq",
         "bits": grid.num_bits,
         "group_size": grid.group_size or -1,
         "zero_point": not grid.is_symmetric,
         "version": "gemm",
-        "modules_to_not_convert": None,
+        "modules_to_not_convert": [*routers] or None,
     }
 
 
@@ -152,7 +157,7 @@ def _compressed_tensors(coded: Coded, scale_dtype: str) -> dict[str, Stored]:
     }
 
 
-def _compressed_settings(grid: Grid, method: Method) -> dict[str, Any]:
+def _compressed_settings(grid: Grid, method: Method, routers: Sequence[str]) -> dict[str, Any]:
     weights = {
         "num_bits": grid.num_bits,
         "type": "int",
@@ -161,7 +166,7 @@ def _compressed_settings(grid: Grid, method: Method) -> dict[str, Any]:
         "group_size": grid.group_size or None,
         "dynamic": False,
     }
-    return _compressed("pack-quantized", weights, None)
+    return _compressed("pack-quantized", weights, None, routers)
 
 
 def _plain_int8_tensors(coded: Coded, scale_dtype: str) -> dict[str, Stored]:
@@ -169,14 +174,17 @@ def _plain_int8_tensors(coded: Coded, scale_dtype: str) -> dict[str, Stored]:
     return {"weight": Stored("I8", signed), "weight_scale": to_stored(coded.scales, scale_dtype)}
 
 
-def _w8a8_settings(grid: Grid, method: Method) -> dict[str, Any]:
+def _w8a8_settings(grid: Grid, method: Method, routers: Sequence[str]) -> dict[str, Any]:
     weights = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
     inputs = weights | {"strategy": "token", "dynamic": True}
-    return _compressed("int-quantized", weights | {"dynamic": False}, inputs)
+    return _compressed("int-quantized", weights | {"dynamic": False}, inputs, routers)
 
 
 def _compressed(
-    format: str, weights: dict[str, Any], inputs: dict[str, Any] | None
+    format: str,
+    weights: dict[str, Any],
+    inputs: dict[str, Any] | None,
+    routers: Sequence[str],
 ) -> dict[str, Any]:
     group = {
         "targets": ["Linear"],
@@ -189,7 +197,7 @@ def _compressed(
         "format": format,
         "quantization_status": "compressed",
         "config_groups": {"group_0": group},
-        "ignore": ["lm_head"],
+        "ignore": ["lm_head", *routers],
         "kv_cache_scheme": None,
         "global_compression_ratio": None,
     }
@@ -207,7 +215,7 @@ class _Integers:
     has_groups: bool
     is_symmetric: bool
     pack: Callable[[Coded, str], Mapping[str, Stored]]
-    describe: Callable[[Grid, Method], dict[str, Any]]
+    describe: Callable[[Grid, Method, Sequence[str]], dict[str, Any]]
     method: Method | None = None
     """None: GPTQ with a text, else to the nearest."""
     is_in_fp16: bool = False

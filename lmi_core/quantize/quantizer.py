@@ -10,10 +10,12 @@ from typing import Protocol
 import numpy as np
 
 from lmi_core.calibration.layer_runs import LayerRuns, Observer
+from lmi_core.models.expert_tensors import expert_mlps
 from lmi_core.models.linears import LayerLinear, LinearSource, layer_linears
 from lmi_core.models.smoothing import LayerFactors, Share, layer_factors
 from lmi_core.models.weights import bias_name
 from lmi_core.quantize.awq import Sample, best_factors
+from lmi_core.quantize.experts import KeptRows
 from lmi_core.quantize.formats import Format, Measured, Method
 from lmi_core.quantize.gptq import Hessian
 from lmi_core.quantize.importance import MeanSquares
@@ -75,8 +77,17 @@ class Quantizer:
     def _layer(self, layer_id: int) -> MadeLayer:
         runs = self._runs
         seen, observe = self._observers()
+        is_sparse = runs.spec.experts is not None and runs.spec.experts.sparse[layer_id]
+        kept_rows = KeptRows(sum(len(stream) for stream in self._streams))
+
+        def observe_all(linear: LayerLinear, rows: FloatArray) -> None:
+            if is_sparse:
+                kept_rows.observe(linear, rows)
+            observe(linear, rows)
+
         weights = runs.load(layer_id)
-        exact = runs.run(layer_id, weights, self._streams, observe)
+        is_measured = self._format.method != "nearest"
+        exact = runs.run(layer_id, weights, self._streams, observe_all if is_measured else None)
         del weights
         floats = self._floats(layer_id)
         made = MadeLayer()
@@ -89,16 +100,46 @@ class Quantizer:
                 smoothed = floats.pop(name)
                 if (columns := factors.columns.get(linear)) is not None:
                     smoothed = smoothed * columns
-                stored, kept = self._format.make(name, smoothed, measured)
-                module = name.removesuffix("weight")
-                made.tensors |= {module + suffix: each for suffix, each in stored.items()}
-                made.replaced[name] = kept
+                self._make(name, smoothed, measured, made)
+        if is_sparse:
+            self._make_experts(layer_id, seen.get(LayerLinear.GATE_UP), kept_rows, made)
         rounded = runs.run(layer_id, runs.load(layer_id, made.replaced), self._streams)
         made.loss = _relative(exact, rounded, self._streams)
         self._streams = rounded
         return made
 
-    def _observers(self) -> tuple[dict[LayerLinear, Gathered], Observer | None]:
+    def _make(self, name: str, weights: FloatArray, measured: Measured, made: MadeLayer) -> None:
+        stored, kept = self._format.make(name, weights, measured)
+        module = name.removesuffix("weight")
+        made.tensors |= {module + suffix: each for suffix, each in stored.items()}
+        made.replaced[name] = kept
+
+    def _make_experts(
+        self, layer_id: int, read: Gathered | None, rows: KeptRows, made: MadeLayer
+    ) -> None:
+        """Of a mixture, whose MLPs all ``read`` the same."""
+        spec, reader = self._runs.spec, self._runs.reader
+        assert spec.experts is not None
+        prefix = spec.names.layer.format(layer=layer_id)
+        measured = None if read is None else read.measured()
+        for modules in expert_mlps(spec.experts):
+            names = [prefix + name for name in modules]
+            gate, up, down = as_floats([reader.matrix(name) for name in names])
+            own = None
+            if read is not None:
+                own = _GATHERED[self._format.method]()
+                own.add(rows.behind(gate, up))
+            if isinstance(own, Sample):
+                assert self._format.grid is not None
+                factors = best_factors(down, own, self._format.grid, lambda numbers: numbers)
+                up, down = up / factors[:, None], down * factors
+            behind = None if own is None else own.measured()
+            for name, weights, of_inputs in zip(
+                names, (gate, up, down), (measured, measured, behind), strict=True
+            ):
+                self._make(name, weights, of_inputs, made)
+
+    def _observers(self) -> tuple[dict[LayerLinear, Gathered], Observer]:
         """What each linear's inputs are gathered in, by the method."""
         seen: dict[LayerLinear, Gathered] = {}
 
@@ -107,7 +148,7 @@ class Quantizer:
                 seen[linear] = _GATHERED[self._format.method]()
             seen[linear].add(rows)
 
-        return seen, None if self._format.method == "nearest" else observe
+        return seen, observe
 
     def _names(self, layer_id: int, source: LinearSource) -> list[str]:
         prefix = self._runs.spec.names.layer.format(layer=layer_id)
@@ -132,6 +173,8 @@ class Quantizer:
         sources = layer_linears(self._runs.spec, layer_id)
 
         def choose(linears: tuple[LayerLinear, ...], share: Share) -> FloatArray | None:
+            if linears[0] not in sources:
+                return None  # of experts
             names = [name for each in linears for name in self._names(layer_id, sources[each])]
             sample, grid = seen[linears[0]], self._format.grid
             assert isinstance(sample, Sample)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from lmi_core.errors import MissingExtraError
@@ -22,10 +22,13 @@ class Loaded(Protocol):
 
 
 def load_runner(
-    config: EngineConfig, progress: Callable[[str, int, int], None] | None = None
+    config: EngineConfig,
+    progress: Callable[[str, int, int], None] | None = None,
+    on_found: Callable[[int, Sequence[int]], None] | None = None,
 ) -> tuple[Runner, Loaded]:
-    """Load the model for ``config.device``. Raises ModelError for files that can't be served,
-    UserError for a device that isn't there or sizes that don't fit."""
+    """Load the model for ``config.device``. ``on_found`` may be told before the weights are loaded
+    how large the vocabulary is, and which tokens end a text. Raises ModelError for files that can't
+    be served, UserError for a device that isn't there or sizes that don't fit."""
     if isinstance(config, TransformersConfig):
         from lmi_core.runners.transformers.transformers_runner import load_transformers_runner
 
@@ -33,7 +36,7 @@ def load_runner(
     if config.device == "cpu":
         from lmi_core.runners.cpu.cpu_runner import load_cpu_runner
 
-        return load_cpu_runner(config, progress)
+        return load_cpu_runner(config, progress, on_found)
     try:
         from lmi_core.runners.device.device_runner import load_device_runner
     except ModuleNotFoundError as error:

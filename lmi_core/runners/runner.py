@@ -66,6 +66,16 @@ class RunnerInfo:
     """Of the hidden states that it gives, as a ``StatesRunner``; 0: it gives none."""
     has_adapters: bool = False
     """Whether it is a ``LoraRunner``, with LoRA on."""
+    pads_batches: bool = False
+    """Whether it is a ``PaddedRunner``."""
+
+    @property
+    def caches_prefixes(self) -> bool:
+        """Whether prompts may begin with what was computed before. Other rows than the last aren't
+        in blocks: who pools them computes the whole prompt."""
+        pooling = self.pooling
+        has_enough = pooling is None or (pooling.rows == "last" and pooling.is_causal)
+        return self.shares_blocks and has_enough
 
     def check_capacities(self) -> None:
         """Raise ConfigError for steps without a row for every sequence, and for no cache."""
@@ -102,6 +112,14 @@ class Runner(Protocol):
     def close(self) -> None:
         """Wait for what was submitted, release threads and memory. Idempotent."""
         ...
+
+
+class PaddedRunner(Runner, Protocol):
+    """Puts sequences that end with about the same length into the same batches."""
+
+    final_lengths: list[int]
+    """Of each row's sequence what it may have in the end, prompt and output; 0: not known. Written
+    when it gets the row."""
 
 
 class PoolingRunner(Runner, Protocol):
@@ -188,15 +206,23 @@ class DraftingRunner(Runner, Protocol):
     drafter: DraftRunner
 
 
+class BlockContent(Protocol):
+    """What a block held, on its way here."""
+
+    def result(self) -> bytes:
+        """Wait for it; in any thread. Raises EngineError where it can't come any more."""
+        ...
+
+
 class BlockMemory(Protocol):
     """The memory of all KV blocks."""
 
-    def copy_out(self, block_id: int) -> bytes:
-        """What a block holds in all layers."""
+    def copy_out(self, block_id: int) -> bytes | BlockContent:
+        """What a block holds in all layers now, whatever is submitted later. Does not wait."""
         ...
 
     def copy_in(self, block_id: int, content: bytes) -> None:
-        """Make a block what ``copy_out`` returned. No step in flight may refer to it."""
+        """Make a block what ``copy_out`` gave. No step in flight may refer to it."""
         ...
 
 

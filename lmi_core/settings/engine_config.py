@@ -97,6 +97,9 @@ class EngineConfig:
     max_queue_s: float | None = None
     """Seconds that a request may wait for its first step before it is refused after all; None:
     any number."""
+    scheduling_policy: Literal["fcfs", "priority"] = "priority"
+    """fcfs: requests run in the order of arrival, and one that says a priority is refused;
+    priority: those with less of it run first, at the cost of others' rows and memory."""
     block_size: int = 32
     """Tokens per KV block; a multiple of 16."""
     kv_cache_bytes: int | None = None
@@ -132,6 +135,11 @@ class EngineConfig:
     num_threads: int | None = None
     """Worker threads, of each rank; None: physical cores within affinity mask and cgroup quota,
     divided among the ranks."""
+    cpu_binding: Literal["auto", "nodes", "cores", "none"] = "auto"
+    """What each of several ranks or copies is bound to: cores of its own, or their NUMA node; auto:
+    nodes, where there are several (CPU engine)."""
+    bound_cpus: tuple[tuple[int, ...], ...] | None = None
+    """Each rank's logical cores, empty: any; None: as ``cpu_binding`` says."""
     tensor_parallel_degree: int = 1
     """Ranks: processes that compute the model together, each with a slice of the weights and with
     the KV cache of its heads (CPU engine)."""

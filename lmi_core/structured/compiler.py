@@ -62,7 +62,7 @@ class GrammarCompiler:
             self._cache.move_to_end(grammar)
             return cached
         loop = asyncio.get_running_loop()
-        if len(grammar.text) > _SMALL_CHARS and is_installed():
+        if grammar.num_chars > _SMALL_CHARS and is_installed():
             await shared_pool().run(try_in_child, grammar, limits=_limits(grammar))
         try:
             async with asyncio.timeout(self._timeout_s):

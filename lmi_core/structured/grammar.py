@@ -51,6 +51,8 @@ class Grammar:
     """What the request calls it; named in errors."""
     thought: Thought | None = None
     """What may come first; the grammar holds from its end on."""
+    instead: Grammar | None = None
+    """What may come in the place of the text: calls of tools."""
 
     def __post_init__(self) -> None:
         if len(self.text) > MAX_GRAMMAR_CHARS:
@@ -59,6 +61,10 @@ class Grammar:
                 "allowed: split it, or leave out what needn't be enforced",
                 field=self.field,
             )
+
+    @property
+    def num_chars(self) -> int:
+        return len(self.text) + (0 if self.instead is None else self.instead.num_chars)
 
     @classmethod
     def json_schema(cls, schema: Any, *, field: str = "grammar") -> Grammar:

@@ -23,6 +23,14 @@ from lmi_core.text.tokenizer import Tokenizer
 
 _JSON_WHITESPACE = "[ ]?"
 """Between the parts of JSON; a model can't go on with blanks for ever."""
+_PLAIN, _ANY = r'[^"\\\x00-\x1F\x7F]', "(?s:.)"
+_SLICES = [
+    r"[\x20\x0A\x0D\x09]+",
+    *(f"{_PLAIN}{{1,{most}}}" for most in (5, 12, 40)),
+    *(f"{_ANY}{{1,{most}}}" for most in (5, 40)),
+]
+"""Parts of the vocabulary, by what their tokens match: one that may come as a whole isn't walked
+through. JSON's strings hold the first ones, and texts of any characters all of them."""
 _FIRST_BUDGET_S, _TOKEN_BUDGET_S = 0.5, 0.005
 """Processor time of a matcher: at once, and more with every token. Others wait for it in every
 step; of 128,000 tokens, JSON takes 0.02 ms for most masks, and less than 1 ms for nearly all."""
@@ -48,6 +56,7 @@ class GuidanceLibrary:
         self._tokenizer = llguidance.LLTokenizer(
             llguidance.TokenizerWrapper(_Vocabulary(tokenizer, vocab_size, eos_token_ids[0])),
             eos_token=list(eos_token_ids),
+            slices=_SLICES,
         )
         self._marks = Marks(tokenizer.special_tokens)
         self._limits = llguidance.LLParserLimits(verbose_errors=False, **limits or {})
@@ -69,16 +78,20 @@ def _compile(
         raise _refused(grammar, str(error)) from None
     compiled = llguidance.LLMatcher(tokenizer, source, log_level=0, limits=limits)
     if compiled.is_error():
+        if grammar.instead is not None:
+            _compile(grammar.instead, tokenizer, limits, marks)  # raises where the fault is there
         raise _refused(grammar, compiled.get_error())
-    made = GuidanceGrammar(compiled, may_draft=len(grammar.text) <= _MAX_DRAFTED_CHARS)
-    # The first mask is mostly the one that takes longest; what it finds out is kept.
+    made = GuidanceGrammar(compiled, may_draft=grammar.num_chars <= _MAX_DRAFTED_CHARS)
+    # The first mask is mostly the one that takes longest, and every text's.
     first = made.matcher()
+    mask = np.zeros(-(-tokenizer.vocab_size // 32), np.uint32)
     try:
-        first.fill_mask(np.zeros(-(-tokenizer.vocab_size // 32), np.uint32))
+        first.fill_mask(mask)
     except UserError as error:
         raise _refused(grammar, str(error)) from None
     if first.spent_s > _MAX_FIRST_S:
         raise _refused(grammar, f"its first mask takes {first.spent_s:.1f} s; make it simpler")
+    made.first_mask = mask
     return made
 
 
@@ -95,16 +108,26 @@ class GuidanceGrammar:
     def __init__(self, compiled: llguidance.LLMatcher, *, may_draft: bool) -> None:
         self._compiled = compiled
         self._may_draft = may_draft
+        self.first_mask: Mask | None = None
 
     def matcher(self) -> GuidanceMatcher:
-        return GuidanceMatcher(self._compiled.deep_copy(), may_draft=self._may_draft)
+        copy = self._compiled.deep_copy()
+        return GuidanceMatcher(copy, may_draft=self._may_draft, first_mask=self.first_mask)
 
 
 class GuidanceMatcher:
     """Implements ``Matcher``."""
 
-    def __init__(self, matcher: llguidance.LLMatcher, *, may_draft: bool = True) -> None:
+    def __init__(
+        self,
+        matcher: llguidance.LLMatcher,
+        *,
+        may_draft: bool = True,
+        first_mask: Mask | None = None,
+    ) -> None:
+        """``first_mask``: that of the text's beginning, if it is known."""
         self._matcher = matcher
+        self._first_mask = first_mask
         self._may_draft = may_draft
         self._drafts = False
         """Whether anybody has asked for forced tokens."""
@@ -122,7 +145,10 @@ class GuidanceMatcher:
         if self._budget_s < 0:
             raise _too_slow("it takes too much processor time")
         started_s = time.thread_time()
-        self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        if self._first_mask is not None and not self._num_accepted:
+            mask[: len(self._first_mask)] = self._first_mask
+        else:
+            self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         if self._drafts and not self.forced_tokens():
             # Here, in a thread of its own: this may take long, and the loop would wait.
             self._forced_from = self._num_accepted
@@ -186,22 +212,35 @@ class _Vocabulary:
 
 def _source(grammar: Grammar, marks: Marks) -> str:
     """The grammar in the library's own form; ValueError when it can't be read."""
-    source, thought = _text_source(grammar, marks), grammar.thought
-    if thought is None:
-        return source
+    if grammar.thought is None and grammar.instead is None:
+        return _text_source(grammar, marks)
+    parts = _named_source("answer", grammar, marks)
+    other = ""
+    if grammar.instead is not None:
+        parts += _named_source("instead", grammar.instead, marks)
+        other = "@instead | "
+    rules = _rules(grammar.thought, other)
+    return json.dumps({"grammars": [{"lark_grammar": marks.resolve(rules)}, *parts]})
+
+
+def _named_source(name: str, grammar: Grammar, marks: Marks) -> list[dict[str, Any]]:
+    """As a part of a larger one."""
+    source = _text_source(grammar, marks)
     is_composed = source.lstrip().startswith("{")
     first, *others = json.loads(source)["grammars"] if is_composed else [{"lark_grammar": source}]
-    rules = marks.resolve(_thought_rules(thought))
-    return json.dumps({"grammars": [{"lark_grammar": rules}, {**first, "name": "answer"}, *others]})
+    return [{**first, "name": name}, *others]
 
 
-def _thought_rules(thought: Thought) -> str:
+def _rules(thought: Thought | None, other: str) -> str:
+    """Of reasoning, then the text or the ``other``."""
+    if thought is None:
+        return f"start: {other}@answer"
     begin = "" if thought.is_open else quote_mark(thought.begin)
     after = quote_mark(thought.after) if thought.after else ""
     lead = quote_mark(thought.lead) if thought.lead else ""
     return "\n".join(
         [
-            f"start: thought{'' if thought.is_open else '?'} {lead} @answer",
+            f"start: thought{'' if thought.is_open else '?'} ({other}{lead} @answer)",
             f"thought: {begin} thinking {after} BLANKS?",
             f"thinking: {text_before_mark(thought.end)}",
             r"BLANKS: /\s{1,4}/",  # a model could go on with blanks for ever

@@ -40,6 +40,9 @@ class Written:
     """Between two calls; None: a text has one."""
     end: str = ""
 
+    def head_of(self, name: str) -> str:
+        return self.head.replace("NAME", name)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolForm:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from lmi_core.errors import UserError
-from lmi_core.structured.grammar import Grammar
+from lmi_core.structured.grammar import MAX_GRAMMAR_CHARS, Grammar
 from lmi_core.structured.marks import quote_mark, text_before_mark
+from lmi_core.structured.schema_notes import without_notes
 from lmi_core.tools.calls import BEGIN, END
 from lmi_core.tools.forms import HERMES, LLAMA, ToolForm
 
+JSON_OPTIONS = {"x-guidance": {"whitespace_pattern": "[ ]?"}}
+"""Of the library, in a schema that is part of a grammar."""
 _NO_PARAMETERS: Mapping[str, Any] = {
     "type": "object",
     "properties": {},
@@ -48,14 +51,13 @@ def call_grammar(
     """Text that is one call of a tool with valid arguments; with ``is_parallel``, or several where
     the form has several."""
     written = form.written
-    rules = _call_rules(tools, form)
     one = " | ".join(f"call_{number}" for number in range(len(tools)))
     calls = "call"
     if is_parallel and written.between is not None:
         calls = f"call ({quote_mark(written.between)} call)*"
     whole = f"{quote_mark(written.begin)} {calls} {quote_mark(written.end)}"
     head = [f"start: {whole}", f"call: {one}"]
-    return Grammar.lark("\n".join([*head, *rules]), field="tools")
+    return fitted(lambda held: [*head, *_call_rules(held, form)], tools)
 
 
 def free_grammar(tools: Sequence[Tool], form: ToolForm, *, is_parallel: bool) -> Grammar:
@@ -64,9 +66,9 @@ def free_grammar(tools: Sequence[Tool], form: ToolForm, *, is_parallel: bool) ->
     The other tools' arguments are any JSON object. In Llama 3's style a text that begins with a
     brace is a call, too. UserError for forms whose calls can't be told from text as they begin.
     """
-    loose = [tool if tool.strict else _loose(tool) for tool in tools]
+    held = [tool if tool.strict else loose(tool) for tool in tools]
     if form in (HERMES, LLAMA):
-        return _free_tagged_grammar(loose, form, is_parallel=is_parallel)
+        return _free_tagged_grammar(held, form, is_parallel=is_parallel)
     if not form.opening:
         raise UserError(
             f"strict tools need tool_choice required with the parser {form.name}, whose calls "
@@ -74,11 +76,6 @@ def free_grammar(tools: Sequence[Tool], form: ToolForm, *, is_parallel: bool) ->
             field="tools",
         )
     written = form.written
-    rules = _call_rules(loose, form)
-    firsts = [
-        f"first_{number}: {quote_mark((written.begin + head)[len(form.opening) :])} {rest}"
-        for number, (head, rest) in enumerate(_parts(loose, form))
-    ]
     first = " | ".join(f"first_{number}" for number in range(len(tools)))
     more = " | ".join(f"call_{number}" for number in range(len(tools)))
     calls = f"({first})"
@@ -90,16 +87,12 @@ def free_grammar(tools: Sequence[Tool], form: ToolForm, *, is_parallel: bool) ->
         r"TEXT: /(.|\n)*/",
         r"BLANKS: /\s+/",
     ]
-    return Grammar.lark("\n".join([*head, *firsts, *rules]), field="tools")
+    return fitted(lambda held: [*head, *_first_rules(held, form), *_call_rules(held, form)], held)
 
 
 def _free_tagged_grammar(tools: Sequence[Tool], form: ToolForm, *, is_parallel: bool) -> Grammar:
     """For the two forms that are read side by side."""
     key = "arguments" if form is HERMES else "parameters"
-    rules = [
-        f'call_{number}: {json.dumps(_object_head(tool, key))} {_schema(tool)} "}}"'
-        for number, tool in enumerate(tools)
-    ]
     call = " | ".join(f"call_{number}" for number in range(len(tools)))
     tagged = f'before ({call}) "\\n"? {json.dumps(END)}'
     # A lazy match ends with the first tag: where a call may come, no text can have one in it.
@@ -108,8 +101,35 @@ def _free_tagged_grammar(tools: Sequence[Tool], form: ToolForm, *, is_parallel: 
     if form is LLAMA:
         free, text = f"{call} | {free}", r"\s*([^{\s](.|\n)*)?"
     head = [f"start: {free}", f"tagged: {tagged}", 'before: opening "\\n"?']
-    terminals = [f"opening[lazy]: /{text}{BEGIN}/", f"TEXT: /{text}/"]
-    return Grammar.lark("\n".join([*head, *terminals, *rules]), field="tools")
+    head += [f"opening[lazy]: /{text}{BEGIN}/", f"TEXT: /{text}/"]
+
+    def rules(held: Sequence[Tool]) -> list[str]:
+        return [
+            f'call_{number}: {json.dumps(_object_head(tool, key))} {_schema(tool)} "}}"'
+            for number, tool in enumerate(held)
+        ]
+
+    return fitted(lambda held: [*head, *rules(held)], tools)
+
+
+def fitted(lines: Callable[[Sequence[Tool]], list[str]], tools: Sequence[Tool]) -> Grammar:
+    """The grammar of tools, without what describes their arguments if it would be too long with
+    it."""
+    text = "\n".join(lines(tools))
+    if len(text) > MAX_GRAMMAR_CHARS:
+        text = "\n".join(lines([_bare(tool) for tool in tools]))
+    if len(text) > MAX_GRAMMAR_CHARS:
+        raise UserError(
+            f"the schemas of {len(tools)} tools have {len(text)} characters without their "
+            f"descriptions; at most {MAX_GRAMMAR_CHARS} can be enforced: allow fewer tools "
+            "(tool_choice allowed_tools, or a name), or send tool_choice auto without strict",
+            field="tools",
+        )
+    return Grammar.lark(text, field="tools")
+
+
+def _bare(tool: Tool) -> Tool:
+    return replace(tool, parameters=without_notes(tool.parameters))
 
 
 def _object_head(tool: Tool, key: str) -> str:
@@ -121,10 +141,19 @@ def _parts(tools: Sequence[Tool], form: ToolForm) -> list[tuple[str, str]]:
     written = form.written
     return [
         (
-            written.head.replace("NAME", tool.name),
+            written.head_of(tool.name),
             f"{_schema(tool)} {quote_mark(written.tail)}",
         )
         for tool in tools
+    ]
+
+
+def _first_rules(tools: Sequence[Tool], form: ToolForm) -> list[str]:
+    """Of a text's first call, whose opening has come."""
+    begin = form.written.begin
+    return [
+        f"first_{number}: {quote_mark((begin + head)[len(form.opening) :])} {rest}"
+        for number, (head, rest) in enumerate(_parts(tools, form))
     ]
 
 
@@ -136,11 +165,12 @@ def _call_rules(tools: Sequence[Tool], form: ToolForm) -> list[str]:
 
 
 def _schema(tool: Tool) -> str:
-    schema = {"x-guidance": {"whitespace_pattern": "[ ]?"}, **tool.parameters}
+    schema = {**JSON_OPTIONS, **tool.parameters}
     return f"%json {json.dumps(schema)}"
 
 
-def _loose(tool: Tool) -> Tool:
+def loose(tool: Tool) -> Tool:
+    """The tool with any object for its arguments."""
     return replace(tool, parameters={"type": "object"})
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from lmi_core.engine.request import GenerationRequest
+from lmi_core.engine.request import BACKGROUND, GenerationRequest
 from lmi_core.errors import CapacityError, UserError
 from lmi_server.batches.endpoints import Endpoint
 from lmi_server.dialects.base import Call, HttpError, ParsedCall
@@ -23,8 +23,6 @@ from lmi_server.http.streaming import truncated
 from lmi_server.models.loaded_model import LoadedModel
 from lmi_server.models.model_registry import ModelRegistry
 
-_PRIORITY = 1 << 20
-"""Behind every request that says nothing."""
 _PAUSE_S, _MAX_PAUSE_S = 0.05, 5.0
 
 
@@ -81,7 +79,7 @@ async def _whole(
 ) -> bytes:
     backend, meter = model.generates, RequestMeter(parsed.requests[0].request_id)
     for index, asked in enumerate(parsed.requests):
-        behind = replace(own(asked), priority=asked.priority + _PRIORITY)
+        behind = replace(own(asked), priority=asked.priority + BACKGROUND)
         request = await truncated(backend, behind, parsed.truncate_prompt_tokens)
         async with aclosing(backend.generate_batches(request)) as batches:
             async for events in batches:

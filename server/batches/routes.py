@@ -80,7 +80,7 @@ async def list_files(request: web.Request, models: ModelRegistry) -> web.Respons
     files = [file for file in store.listed("files") if purpose in (None, file["purpose"])]
     if request.query.get("order") == "asc":
         files.reverse()
-    return web.json_response(page_of(files, request.query, usual=_MOST_LISTED, most=_MOST_LISTED))
+    return _page(page_of(files, request.query, usual=_MOST_LISTED, most=_MOST_LISTED))
 
 
 async def describe_file(request: web.Request, models: ModelRegistry) -> web.Response:
@@ -134,10 +134,9 @@ async def create(request: web.Request, models: ModelRegistry) -> web.Response:
 async def list_batches(request: web.Request, models: ModelRegistry) -> web.Response:
     _, store = await opened(request)
     listed = store.listed("batches")
-    batches = [_shown(batch) for batch in listed if batch["endpoint"] in OPENAI_ENDPOINTS]
-    return web.json_response(
-        page_of(batches, request.query, usual=_USUALLY_LISTED, most=_MOST_LISTED)
-    )
+    batches = [batch for batch in listed if batch["endpoint"] in OPENAI_ENDPOINTS]
+    page = page_of(batches, request.query, usual=_USUALLY_LISTED, most=_MOST_LISTED)
+    return _page({**page, "data": [_shown(batch) for batch in page["data"]]})
 
 
 async def describe(request: web.Request, models: ModelRegistry) -> web.Response:
@@ -180,6 +179,11 @@ def new_batch(
         "output_id": f"file-{uuid.uuid4().hex}",
         "errors_id": f"file-{uuid.uuid4().hex}",
     }
+
+
+def _page(page: Record) -> web.Response:
+    """Written in a fraction of the time that Python's own library takes for 10,000 records."""
+    return web.json_response(text=msgspec.json.encode(page).decode())
 
 
 def _shown(batch: Record) -> Record:

@@ -16,6 +16,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -207,7 +208,7 @@ class Answers:
     """The lines of one file of answers, of which each is there once."""
 
     def __init__(self, store: BatchStore, batch_id: str, kind: str) -> None:
-        """Drops half a line that a killed process has left."""
+        """Drops half a line that a killed process has left, and what isn't one."""
         self._store = store
         self._file = os.open(
             store.answers_path(batch_id, kind), os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600
@@ -216,12 +217,13 @@ class Answers:
         self.num_unsent = 0
         """Those that say that their request was never sent."""
         num_whole = 0
-        with os.fdopen(os.dup(self._file), "rb") as lines:
+        with os.fdopen(os.dup(self._file), "rb") as lines, suppress(ValueError):
             for line in lines:
                 if not line.endswith(b"\n"):
                     break
+                custom_id = json.loads(line)["custom_id"]
+                self._add(custom_id, line)
                 num_whole += len(line)
-                self._add(json.loads(line)["custom_id"], line)
         os.ftruncate(self._file, num_whole)
 
     def append(self, custom_id: str, line: bytes) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from lmi_core.engine.loop import StepLoop
 from lmi_core.engine.outputs import FinishReason
+from lmi_core.engine.request import BACKGROUND
 from lmi_core.engine.stats import NullObserver
 from lmi_core.errors import CapacityError, UserError
 from tests.config.test_honoured import PROMPT, TRTLLM, generate, params, run, running
@@ -216,6 +217,32 @@ def test_loops(configured, monkeypatch, line):
     assert not steps
     assert run(tokens("false")) == ids
     assert steps
+
+
+def test_whether_requests_have_priorities(configured):
+    """The urgent one, which came last, is there first; or it is refused for its priority."""
+
+    async def main():
+        batch = "option.max_rolling_batch_size=1\noption.scheduling_policy="
+        async with running(configured(f"{batch}priority\n")) as engine:
+            ends = []
+
+            async def ask(priority):
+                await collect(engine, PROMPT, params(24), priority=priority)
+                ends.append(priority)
+
+            tasks = [asyncio.create_task(ask(0)), asyncio.create_task(ask(3))]
+            await asyncio.sleep(0)
+            tasks.append(asyncio.create_task(ask(-1)))
+            await asyncio.gather(*tasks)
+            assert ends == [-1, 0, 3]
+        async with running(configured(f"{batch}fcfs\n")) as engine:
+            with pytest.raises(UserError, match="priority is -1, but requests run in") as raised:
+                await collect(engine, PROMPT, params(2), priority=-1)
+            assert raised.value.field == "priority"
+            assert len(await collect(engine, PROMPT, params(2), priority=BACKGROUND)) == 2
+
+    run(main())
 
 
 def test_how_long_requests_may_wait(configured):

@@ -17,12 +17,14 @@ from lmi_core.copies.process import CopyProcess
 from lmi_core.demo import MODEL_DIR
 from lmi_core.engine.engine import Engine
 from lmi_core.engine.outputs import TokenEvent
+from lmi_core.engine.pooling_params import PoolingParams
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.errors import EngineError, LmiError, ModelError, UserError
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.structured.grammar import Grammar
 from tests.engine.harness import until
+from tests.pooled_checkpoints import encoder
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -181,3 +183,30 @@ def test_another_number_of_copies_loses_no_request() -> None:
             await until(lambda: len(copies.copies) == 1 and not copies._supervisor.is_scaling, 60)
 
     run(main())
+
+
+def test_embeddings_and_scores_by_copies() -> None:
+    """As one engine's, also of pairs whose second text has another type."""
+    model = encoder("bert", "AutoModelForSequenceClassification")
+    config = EngineConfig(model=model, num_threads=1, max_num_seqs=4, kv_cache_bytes=8 << 20)
+    asked = [
+        GenerationRequest(
+            request_id=str(number),
+            prompt="Once upon a time " * number,
+            pooling=PoolingParams(text_pair="there was " + "a king " * number),
+        )
+        for number in range(1, 5)
+    ]
+
+    async def pooled(backend: Engine | Copies) -> list[bytes]:
+        async def one(request: GenerationRequest) -> bytes:
+            [[event]] = [events async for events in backend.generate_batches(request)]
+            assert event.pooled is not None
+            return event.pooled.tobytes()
+
+        async with backend:
+            return await asyncio.gather(*map(one, asked))
+
+    alone = asyncio.run(pooled(Engine(config)))
+    assert len(set(alone)) == len(asked)
+    assert asyncio.run(pooled(Copies(config, 2))) == alone

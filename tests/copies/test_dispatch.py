@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Coroutine
 from typing import Any
 
@@ -18,7 +19,7 @@ from lmi_core.engine.outputs import FinishReason, TokenEvent
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.engine.stream import EventStream
-from lmi_core.errors import EngineError, UserError
+from lmi_core.errors import CapacityError, EngineError, UserError
 from lmi_core.sandbox import message
 
 LENGTH = 12
@@ -90,7 +91,9 @@ def event_of(number: int, choice: int, output: list[int], *, is_last: bool) -> T
 class Reader:
     """A request and what was handed over of it."""
 
-    def __init__(self, dispatch: Dispatch, number: int, n: int = 1) -> None:
+    def __init__(
+        self, dispatch: Dispatch, number: int, n: int = 1, max_queue_s: float | None = None
+    ) -> None:
         self.events: list[TokenEvent] = []
         self.num_ends = 0
         self.error: Exception | None = None
@@ -100,12 +103,14 @@ class Reader:
                 request_id=str(number),
                 prompt_token_ids=(1, 2, 3),
                 params=SamplingParams(n=n, seed=number),
+                max_queue_s=max_queue_s,
             ),
             Entry(number, num_seqs=n, num_prompt_tokens=3, num_output_tokens=n * LENGTH),
             self.stream,
-            arrival_s=0.0,
+            arrival_s=time.monotonic(),
             prefix_seed=b"",
             hashes=[],
+            num_first=-1,
             on_end=lambda: None,
         )
         dispatch.put(self.request)
@@ -186,6 +191,27 @@ def test_requests_wait_while_there_is_no_copy() -> None:
             dispatch.take(second.step())
         assert reader.tokens(0) == [token_at(7, 0, i) for i in range(LENGTH)]
         assert (reader.num_ends, dispatch.num_resumed) == (1, 1)
+
+    run(main())
+
+
+def test_who_waits_for_a_copy_waits_no_longer_than_allowed() -> None:
+    """Here as in an engine: of three, the copy has room for one, and one may wait for any time."""
+
+    async def main() -> None:
+        dispatch, copy = Dispatch(4, None), PlayedCopy(0)
+        dispatch.add_copy(copy, room=1, num_blocks=4)
+        runs, leaves, stays = (Reader(dispatch, i, 1, s) for i, s in enumerate((0.02, 0.02, None)))
+        gone = Reader(dispatch, 3, 1, 0.02)
+        dispatch.abort(gone.request)
+        await asyncio.sleep(0.1)
+        assert (runs.num_ends, stays.num_ends, gone.num_ends) == (0, 0, 1)
+        assert isinstance(leaves.error, CapacityError)
+        assert "may wait 0.02 (max_queue_s)" in str(leaves.error)
+        while len(dispatch):
+            dispatch.take(copy.step())
+        assert [len(reader.tokens(0)) for reader in (runs, stays)] == [LENGTH, LENGTH]
+        assert [reader.num_ends for reader in (runs, leaves, stays)] == [1, 1, 1]
 
     run(main())
 

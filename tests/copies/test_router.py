@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 
 import pytest
 
@@ -158,6 +159,27 @@ def test_a_tenant_does_not_wait_behind_all_that_another_has_sent() -> None:
             router.finish(request)
     tenants = [request.tenant for request, _ in router.assign()]
     assert set(tenants) == {"loud", "quiet"}
+
+
+def test_tenants_get_alike_of_several_copies_whatever_they_ask_for() -> None:
+    """One has eight times the requests, and came first; a copy gives each of its rows a token."""
+    router, rng = router_of(3, room=5), random.Random(0)
+    left: dict[Entry, int] = {}
+    served: Counter[str] = Counter()
+    for number, tenant in enumerate("a" * 400 + "bcdefgh" * 50):
+        router.put(entry(number, tenant=tenant, hashes=blocks("xyz"[: rng.randrange(4)])))
+    for _ in range(150):
+        for request, _ in router.assign():
+            left[request] = rng.randint(4, 30)
+        for copy_id in router.copy_ids:
+            for request in router.requests_of(copy_id)[:4]:
+                router.note_token(request)
+                served[request.tenant] += 1
+                left[request] -= 1
+                if not left[request]:
+                    router.finish(request, request.hashes)
+    index = served.total() ** 2 / (8 * sum(count * count for count in served.values()))
+    assert index > 0.95, served
 
 
 class History:

@@ -31,7 +31,7 @@ def logits_of(path: Path) -> np.ndarray:
     return np.concatenate(all_logits(forward, sequences, max_chunk=64))
 
 
-@pytest.mark.parametrize("variant", ["llama3", "qwen2"])
+@pytest.mark.parametrize("variant", ["llama3", "qwen2", "mixtral"])
 @pytest.mark.parametrize("name", FORMATS)
 def test_what_is_written_is_read_back(
     name: str, variant: str, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -99,7 +99,7 @@ def test_arguments_that_do_not_go(
 @pytest.mark.parametrize(
     ("variant", "problem"),
     [
-        ("qwen2_moe", "mixtures of experts aren't quantised"),
+        ("granite_moe", "its experts are in common tensors"),
         ("gpt2", "has no linears as these formats know them"),
         ("deepseek_v2", "quantised in this version"),
     ],
@@ -110,6 +110,23 @@ def test_models_that_are_not_written(
     arguments = [str(cached_checkpoint(variant)), str(tmp_path / "out")]
     assert main(["quantize", *arguments, "--format", "compressed-tensors"]) == 2
     assert problem in capsys.readouterr().err
+
+
+def test_scored_shared_experts_are_written_and_routers_are_left(text: Path, tmp_path: Path) -> None:
+    """Also with a text that most experts get few rows of."""
+    path, out = cached_checkpoint("qwen2_moe", dtype="bfloat16"), tmp_path / "out"
+    asked = ["--format", "compressed-tensors-w8a16", "--text", str(text), "--num-sequences", "1"]
+    assert main(["quantize", str(path), str(out), *asked]) == 0
+    names = read_checkpoint(out)
+    mlp = "model.layers.1.mlp."
+    for module in ("experts.7.down_proj", "shared_expert.up_proj"):
+        assert f"{mlp}{module}.weight_packed" in names
+    settings = json.loads((out / "config.json").read_text())["quantization_config"]
+    routers = [f"{mlp}gate", f"{mlp}shared_expert_gate"]
+    assert settings["ignore"] == ["lm_head", *routers]
+    assert all(f"{name}.weight" in names for name in routers)
+    exact, found = logits_of(path), logits_of(out)
+    assert 0 < np.sqrt(np.mean((found - exact) ** 2)) / exact.std() < 0.05
 
 
 def test_what_is_quantised_or_there_already_is_left(

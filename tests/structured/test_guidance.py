@@ -49,6 +49,16 @@ def matches(grammar: Grammar, text: str) -> bool:
     return EOS_ID in allowed(matcher)
 
 
+def test_every_text_has_the_first_mask_of_its_grammar() -> None:
+    compiled = LIBRARY.compile(Grammar.regex("[a-c][0-9]"))
+    expected = allowed(compiled.matcher())
+    matcher = compiled.matcher()
+    matcher.accept(min(expected))
+    after = allowed(matcher)
+    matcher.rollback(1)
+    assert allowed(matcher) == expected != after
+
+
 OBJECT = {
     "type": "object",
     "properties": {

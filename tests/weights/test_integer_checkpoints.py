@@ -22,6 +22,7 @@ from lmi_core.models.weights import Linear  # noqa: E402
 from lmi_core.ops.cpu import NativeWeights  # noqa: E402
 from lmi_core.ops.device.packed_weight import PackedWeight  # noqa: E402
 from lmi_core.ops.device.torch_weights import DeviceWeights  # noqa: E402
+from lmi_core.runners.cpu.memory_needs import estimate  # noqa: E402
 from lmi_core.settings.engine_config import EngineConfig  # noqa: E402
 from tests.integer_checkpoints import (  # noqa: E402
     FORMS,
@@ -111,9 +112,14 @@ def test_what_products_lack_is_read_to_the_bit(form: str, tmp_path: Path) -> Non
     for linear, parts in linears(model, coded):
         exact = np.concatenate([part.matrix for part in parts])
         np.testing.assert_array_equal(linear.weight.unpack(), exact)  # type: ignore[union-attr]
-    found = find_model(EngineConfig(model=path))
-    is_told = any("weights are widened" in note for note in found.notes)
-    assert is_told == ("reordered" in form)
+    num_bytes = load_model(path).weights.num_bytes
+    for method in (None, made.config["quant_method"]):
+        config = EngineConfig(model=path, quantize=method)
+        found = find_model(config)
+        is_told = any("weights are widened" in note for note in found.notes)
+        assert is_told == ("reordered" in form or "16" in form)
+        if is_told or made.num_bits < 4:
+            assert estimate(config, found).weights == num_bytes
 
 
 def test_layers_may_have_settings_of_their_own(tmp_path: Path) -> None:

@@ -227,12 +227,11 @@ OPTIONS = (
                 None,
                 "the lmi engine always batches continuously",
                 by_value={
-                    "scheduler": needs(
-                        "scheduler.max_sparsity",
-                        "padded batches don't exist in the paged engine",
-                        setting="scheduler",
-                        convert={"scheduler": "max-sparsity"},
-                        tuning=True,
+                    "scheduler": mapped(
+                        None,
+                        "batches have no padding to be bounded: each sequence's keys and values "
+                        "are in blocks of its own, and none is copied when others come or go; "
+                        "option.force_padded=true runs the padded path",
                     ),
                     "disable": honoured(
                         None,
@@ -358,7 +357,8 @@ OPTIONS = (
         actions={
             "lmi": honoured(
                 "limits",
-                "where it is given: between two tokens of an answer",
+                "where it is given: for a place in the batch, as max_queue_s, and between two "
+                "tokens of an answer",
                 test="tests/server/http/test_answer_deadline.py::test_silence_ends_an_answer",
             )
         },

@@ -3,7 +3,7 @@
 Source: ``vllm serve --help`` and ``llama-server --help``.
 """
 
-from lmi_core.config.table.option import Action, Option, mapped, no_effect, refused
+from lmi_core.config.table.option import Action, Option, honoured, mapped, no_effect, refused
 from lmi_core.config.table.value_type import Bool, Choice, Float, Int, Json, Text, ValueType
 
 SYNONYMS = {
@@ -115,6 +115,15 @@ OPTIONS = (
         Text("auto, slow or another library's"),
         "Which library reads the tokenizer.",
         no_effect("tokenizer.json is read by the tokenizers library"),
+    ),
+    _vllm(
+        "scheduling_policy",
+        Choice(("fcfs", "priority")),
+        "Whether requests run in the order of arrival, or by their priority.",
+        honoured(
+            "scheduling_policy",
+            test="tests/config/test_honoured_limits.py::test_whether_requests_have_priorities",
+        ),
     ),
     _vllm(
         "swap_space",

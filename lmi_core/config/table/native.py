@@ -194,6 +194,18 @@ OPTIONS = (
         ),
     ),
     _native(
+        "cpu_binding",
+        Choice(("auto", "nodes", "cores", "none")),
+        "What each of several ranks or copies on the CPU is bound to: cores of its own, or their "
+        "NUMA node; auto: nodes, where there are several.",
+        "auto",
+        honoured(
+            "cpu_binding",
+            "as far as the process' affinity allows",
+            test="tests/config/test_ranks.py::test_ranks_are_bound_to_cores",
+        ),
+    ),
+    _native(
         "tp_invariant",
         Bool(),
         "Answers with the same bits at every option.tensor_parallel_degree: sums over slices of "

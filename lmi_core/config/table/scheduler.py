@@ -1,9 +1,10 @@
 """Keys of the scheduler rolling batch (padded execution bounded by max-sparsity)."""
 
-from lmi_core.config.table.option import Option, honoured, needs, refused
-from lmi_core.config.table.value_type import Choice, Float, Int, Text
+from lmi_core.config.table.option import Option, honoured, no_effect, refused
+from lmi_core.config.table.value_type import Bool, Choice, Float, Int, Text
 
 _SYSTEMS = ("scheduler",)
+_PADDED = "option.force_padded=true has padded ones"
 
 OPTIONS = (
     Option(
@@ -51,13 +52,7 @@ OPTIONS = (
         systems=_SYSTEMS,
         default=0.33,
         actions={
-            "lmi": needs(
-                "scheduler.max_sparsity",
-                "paged batches have no padding",
-                setting="max_sparsity",
-                tuning=True,
-                idle=(),
-            ),
+            "lmi": no_effect(f"paged batches have no padding; {_PADDED}"),
         },
     ),
     Option(
@@ -67,14 +62,16 @@ OPTIONS = (
         systems=_SYSTEMS,
         default=3,
         actions={
-            "lmi": needs(
-                "scheduler.max_sparsity",
-                "paged batches are never split",
-                setting="max_splits",
-                tuning=True,
-                idle=(),
-            ),
+            "lmi": no_effect(f"paged batches are never split; {_PADDED}"),
         },
+    ),
+    Option(
+        key="option.force_padded",
+        type=Bool(),
+        doc="Compute a model that the lmi engine knows by Transformers, in padded batches.",
+        systems=(*_SYSTEMS, "lmi"),
+        default=False,
+        actions={"lmi": no_effect("paged batches have no padding")},
     ),
     Option(
         key="option.multi_gpu",

@@ -61,6 +61,11 @@ ACTIONS: Mapping[str, Action] = {
         "padded batches, by the max-sparsity rule",
         by_value={"disable": no_effect("requests are always batched; answers are the same")},
     ),
+    "option.force_padded": honoured(
+        None,
+        "Transformers computes the model, whether the lmi engine knows it or not",
+        test=f"{_TESTS}::test_padded_batches_of_a_model_that_the_engine_knows",
+    ),
     "option.max_sparsity": honoured("max_sparsity", _MERGED, test=f"{_TESTS}::test_padding"),
     "option.max_splits": honoured("max_splits", _MERGED, test=f"{_TESTS}::test_padding"),
     "option.max_rolling_batch_size": _ROWS,
@@ -132,8 +137,10 @@ _LOOP = frozenset(
         "option.max_input_len",
         "option.max_logprobs",
         "option.max_output_len",
+        "option.max_queue_s",
         "option.num_threads",
         "option.overlap",
+        "option.scheduling_policy",
         "option.tokens_per_block",
         "option.waiting_steps",
     }

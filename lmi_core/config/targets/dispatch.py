@@ -23,6 +23,7 @@ _RETIRED = {
 }
 _DECIDING = (
     "option.entryPoint",
+    "option.force_padded",
     "option.rolling_batch",
     "engine",
     "option.task",
@@ -75,7 +76,8 @@ def dispatch(
     wanted = _wanted(written, values, files, host)
     if wanted.backend == "lmi":
         return wanted
-    if prefer_native and _can_be_native(values, files):
+    is_forced = values.get("option.force_padded") is True
+    if prefer_native and not is_forced and _can_be_native(values, files):
         return Decision("lmi", f"--prefer-native instead of {BACKENDS[wanted.backend].title}")
     if wanted.backend != "transformers" or _generates(wanted, values, files, problems):
         wanted = _with_package(wanted, written, values, files, host)
@@ -102,6 +104,8 @@ def _wanted(written: WrittenFor, values: Values, files: ModelFiles, host: Host) 
         return Decision("transformers", reason)
     if files.unsupported is not None:
         return Decision("transformers", f"the lmi engine doesn't have this: {files.unsupported}")
+    if values.get("option.force_padded") is True:
+        return Decision("transformers", "option.force_padded=true")
     return Decision("lmi", _native_reason(written, files, TASKS.get(str(task), "auto")))
 
 

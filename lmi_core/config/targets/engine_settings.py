@@ -104,6 +104,9 @@ def engine_settings(
     length = sum_of_lengths(values)
     if length is not None:
         settings.setdefault("max_model_len", length)
+    timeout_s = values.get("option.predict_timeout")
+    if isinstance(timeout_s, int):
+        settings.setdefault("max_queue_s", float(timeout_s))
     if settings.get("instruction_set") == "auto":
         settings["instruction_set"] = ""
     if speculation is not None:
@@ -145,7 +148,8 @@ def ignore_for_device(values: Values, placement: Placement, problems: Problems) 
     if placement.device == "cpu":
         values.ignored |= _ON_CPU
         return
-    for key in ("option.num_threads", "option.instruction_set", "option.tp_invariant"):
+    own = ("num_threads", "instruction_set", "tp_invariant", "cpu_binding")
+    for key in (f"option.{name}" for name in own):
         if key in values.known:
             why = f"{key} belongs to option.device=cpu, not to {placement.device}"
             problems.warn(values.where(key), why, key)

@@ -155,7 +155,7 @@ class GgufFormat:
         kept = BlockMatrix(BLOCK_TYPES[kind], shape, blocks).to_float32()
         return {"weight": Stored(kind, blocks)}, kept
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self, routers: Sequence[str] = ()) -> dict[str, Any]:
         return {}
 
 

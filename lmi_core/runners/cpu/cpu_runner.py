@@ -5,18 +5,22 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple
 
 from lmi_core import _native
 from lmi_core.models.eagle_head import EagleHead
 from lmi_core.models.medusa_heads import MedusaHeads
+from lmi_core.runners.cpu.core_groups import bound_to, own_groups
 from lmi_core.runners.cpu.draft_chains import DraftChains
 from lmi_core.runners.cpu.draft_runner import CpuDraftRunner
 from lmi_core.runners.cpu.eagle_runner import EagleRunner, eagle_states
 from lmi_core.runners.cpu.medusa_runner import MedusaRunner
+from lmi_core.runners.cpu.ranked_adapters import RankedAdapters, lora_store
+from lmi_core.runners.cpu.ranked_blocks import RankedBlocks
 from lmi_core.runners.cpu.recorded_model import RecordedModel
 from lmi_core.runners.cpu.sizes import (
     block_bytes_of,
@@ -31,13 +35,12 @@ from lmi_core.runners.runner import RunnerInfo
 from lmi_core.runners.step_memory import StepMemory, size_kv_cache
 
 if TYPE_CHECKING:
-    from lmi_core.adapters.store import LoraStore
     from lmi_core.models.draft_heads import DraftHeads
     from lmi_core.models.loader import FoundModel, LoadedModel
-    from lmi_core.ops.graph import LoraTable
+    from lmi_core.models.smoothing import Smoothing
     from lmi_core.runners.cpu.ranks import Ranks
+    from lmi_core.runners.runner import AdapterStore, BlockMemory
     from lmi_core.settings.engine_config import EngineConfig
-    from lmi_core.settings.lora_config import LoraConfig
     from lmi_core.weights.formats import FloatArray
     from lmi_core.weights.packed_model import PackedModel
 
@@ -124,9 +127,10 @@ class CpuRunner:
         self.pool, self.block_tables = shared.pool, shared.block_tables
         self.sampling, self.steps = shared.sampling, shared.steps
         self._last_step = self.steps[0]
-        self.adapters = None
-        if config.lora is not None:
-            self.adapters = _lora_store(config, config.lora, model)
+        store = lora_store(config, model)
+        self.adapters: AdapterStore | None = store
+        if store is not None and ranks is not None:
+            self.adapters = RankedAdapters(store, ranks)
         self._ranks = ranks
         kept = None
         if eagle is not None:
@@ -137,12 +141,15 @@ class CpuRunner:
             sizes,
             num_blocks=self.memory.num_blocks,
             kv_dtype=kv_dtype,
-            adapters=None if self.adapters is None else self.adapters.table,
+            adapters=None if store is None else store.table,
             gives_rows=isinstance(heads, MedusaHeads),
             kept=kept,
             group=None if ranks is None else ranks.join(spec, sizes, self.memory.num_blocks),
         )
-        self.cache, self.graph, self._result = recorded.cache, recorded.graph, recorded.result
+        self.graph, self._result = recorded.graph, recorded.result
+        self.cache: BlockMemory = recorded.cache
+        if ranks is not None:
+            self.cache = RankedBlocks(recorded.cache, ranks)
         self._states_of = config.contrastive_states
         self._with_states: tuple[_native.Graph, _native.Handle] | None = None
         """The graph that gives hidden states, once they were wanted, and these."""
@@ -189,11 +196,11 @@ class CpuRunner:
             verifies_drafts=model.pooling is None,
             draft_model=_drafted_by(draft, heads),
             has_draft_heads=isinstance(heads, MedusaHeads),
-            num_state_columns=spec.hidden_size if model.pooling is None and num_ranks == 1 else 0,
+            num_state_columns=spec.hidden_size if model.pooling is None else 0,
             pooling=model.pooling,
             has_adapters=self.adapters is not None,
         )
-        self.cache.lay_pages_ahead(0)
+        recorded.cache.lay_pages_ahead(0)
         self._packed = [each for each in (packed, draft and draft.packed) if each is not None]
         for each in self._packed:
             each.save()
@@ -220,7 +227,7 @@ class CpuRunner:
 
     def _submit(self, graph: _native.Graph, step: _native.Step) -> None:
         assert self._worker is not None, "submit after close"
-        self.cache.lay_pages_ahead(self.pool.num_ever_used)
+        self._recorded.cache.lay_pages_ahead(self.pool.num_ever_used)
         self._worker.submit(graph, step, self.completion_fd)
         self._last_step = step
 
@@ -263,31 +270,53 @@ class CpuRunner:
 
 
 def load_cpu_runner(
-    config: EngineConfig, progress: Progress | None = None
+    config: EngineConfig,
+    progress: Progress | None = None,
+    on_found: Callable[[int, Sequence[int]], None] | None = None,
 ) -> tuple[CpuRunner, LoadedModel]:
-    """Load the model's weights and build its runner.
+    """Load the model's weights and build its runner; see ``load_runner``.
 
     Raises ModelError for files that can't be served, UserError for sizes that don't fit.
     """
+    from lmi_core.calibration.peaks import smoothing_for
     from lmi_core.models.slices import slicing_of
     from lmi_core.runners.cpu.memory_needs import memory_errors
     from lmi_core.runners.cpu.ranks import Ranks
 
     found = find_cpu_model(config, HOST_MEMORY.total_bytes)
+    if on_found is not None:
+        on_found(found.spec.vocab_size, found.config.eos_token_ids)
     ranks = None
-    with memory_errors(), ExitStack() as failed:
+    config = with_bound_cpus(config)
+    with (
+        memory_errors(),
+        bound_to(config.bound_cpus[0] if config.bound_cpus else ()),
+        ExitStack() as failed,
+    ):
+        smoothings = [smoothing_for(each.asked, each, progress) for each in found.models]
         if slicing_of(config, found.spec).num_ranks > 1:
-            ranks = Ranks(config)
+            ranks = Ranks(config, smoothings[0])
             failed.callback(ranks.close)
         loaded = []
-        for each in found.models:
+        for each, smoothing in zip(found.models, smoothings, strict=True):
             packed = _open_packed(each)
-            loaded.append(DraftModel(each.asked, _load(each, packed, progress), packed))
+            model = _load(each, packed, smoothing, progress)
+            loaded.append(DraftModel(each.asked, model, packed))
         (_, model, packed), *drafts = loaded
         draft = drafts[0] if drafts else None
         runner = CpuRunner(config, model, packed, draft, found.heads, ranks)
         failed.pop_all()
     return runner, model
+
+
+def with_bound_cpus(config: EngineConfig) -> EngineConfig:
+    """``config`` with what its ranks are bound to, where it doesn't say, and the number of threads
+    that this makes of nothing else."""
+    cpus = config.bound_cpus
+    if cpus is None:
+        cpus = own_groups(config.cpu_binding, config.tensor_parallel_degree)
+    # Of threads that are bound the kernel would say that there are fewer cores.
+    return replace(config, bound_cpus=cpus, num_threads=num_rank_threads(config))
 
 
 def _open_packed(found: FoundModel) -> PackedModel | None:
@@ -296,8 +325,12 @@ def _open_packed(found: FoundModel) -> PackedModel | None:
     return open_packed_model(found.asked, found.checkpoint, num_rank_threads(found.asked))
 
 
-def _load(found: FoundModel, packed: PackedModel | None, progress: Progress | None) -> LoadedModel:
-    from lmi_core.calibration.peaks import smoothing_for
+def _load(
+    found: FoundModel,
+    packed: PackedModel | None,
+    smoothing: Smoothing | None,
+    progress: Progress | None,
+) -> LoadedModel:
     from lmi_core.models.loader import load_weights
     from lmi_core.models.slices import slicing_of
     from lmi_core.ops.cpu import NativeWeights
@@ -307,7 +340,6 @@ def _load(found: FoundModel, packed: PackedModel | None, progress: Progress | No
         config.instruction_set, num_rank_threads(config), packed, config.activations
     )
     on_weights = None if progress is None else partial(progress, "weights")
-    smoothing = smoothing_for(config, found, progress)
     slicing = slicing_of(config, found.spec)
     return load_weights(config, found, weights, on_weights, smoothing, slicing)
 
@@ -321,6 +353,7 @@ def _drafted_by(draft: DraftModel | None, heads: DraftHeads | None) -> str:
 def keep_packed(config: EngineConfig, progress: Progress | None = None) -> None:
     """Put a model's packed weights into the repack cache, unless they are there or have no place:
     processes that load the model afterwards share their memory. Raises as ``load_cpu_runner``."""
+    from lmi_core.calibration.peaks import smoothing_for
     from lmi_core.runners.cpu.memory_needs import memory_errors
 
     found = find_cpu_model(config, HOST_MEMORY.total_bytes)
@@ -330,7 +363,7 @@ def keep_packed(config: EngineConfig, progress: Progress | None = None) -> None:
         for each in found.models:
             packed = _open_packed(each)
             if packed is not None and not packed.is_stored:
-                _load(each, packed, progress)
+                _load(each, packed, smoothing_for(each.asked, each, progress), progress)
                 packed.save()
                 packed.wait()
 
@@ -349,13 +382,3 @@ def find_cpu_model(config: EngineConfig, claimed_bytes: int = 0) -> FoundModel:
     slicing_of(config, found.spec)
     check_memory(config, found, claimed_bytes)
     return found
-
-
-def _lora_store(config: EngineConfig, lora: LoraConfig, model: LoadedModel) -> LoraStore:
-    from lmi_core.adapters.store import LoraStore
-    from lmi_core.models.lora_linears import linear_shapes
-    from lmi_core.ops.cpu import NativeWeights
-
-    table = cast("LoraTable", _native.LoraTable(linear_shapes(model.spec), dtype=model.dtype))
-    backend = NativeWeights(config.instruction_set, num_threads=1)
-    return LoraStore(model, backend, table, max_rank=lora.max_rank)

@@ -22,7 +22,13 @@ from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.units import megabytes
 from lmi_core.weights.formats import WeightFormat
 from lmi_core.weights.mxfp4 import MXFP4_ENDINGS
-from lmi_core.weights.quantized.methods import MXFP4, fp4_format, widened_format
+from lmi_core.weights.quantized.methods import (
+    METHODS,
+    MXFP4,
+    fp4_format,
+    has_few_bits,
+    widened_format,
+)
 from lmi_core.weights.quantized.settings import QuantizationSettings
 from lmi_core.weights.repack_cache import MIN_CHECKPOINT_BYTES, cache_directory
 
@@ -31,6 +37,8 @@ _BYTES["exl2"] = 2.0
 _BYTES |= {"bitsandbytes": 1.0, "eetq": 1.0, "smoothquant": 1.0}
 _BYTES |= dict.fromkeys(["bitsandbytes-nf4", "bitsandbytes-fp4"], 4.5 / 8)
 """Of a weight; int4 with the scale and zero point of 128, nf4 and fp4 with the scale of 64."""
+_FEW_BITS_BYTES = 4.5 / 8
+"""Of a weight of 2 or 3 bits, in blocks of 4 with a scale of 32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,17 +71,15 @@ def estimate(config: EngineConfig, found: FoundModel, claimed_bytes: int = 0) ->
     if found.draft is not None:
         models.append((found.draft.asked, found.draft))
     slicing = slicing_of(config, found.spec)
-    of_head = 0
+    own_spec, dtype = slicing.spec(found.spec), _dtype(config, found)
+    block_bytes = slicing.num_ranks * block_bytes_of(config, own_spec, dtype)
     if isinstance(found.heads, EagleHead):
-        of_head = eagle_block_bytes(config, found.heads, _dtype(config, found))
+        block_bytes += eagle_block_bytes(config, found.heads, dtype)
+    for asked, draft in models[1:]:  # rank 0 has all of it
+        block_bytes += block_bytes_of(asked, draft.spec, _dtype(asked, draft))
     cache = size_kv_cache(
         config,
-        block_bytes=of_head
-        + slicing.num_ranks
-        * sum(
-            block_bytes_of(asked, slicing.spec(each.spec), _dtype(asked, each))
-            for asked, each in models
-        ),
+        block_bytes=block_bytes,
         max_model_len=config.max_model_len or found.spec.max_positions,
         claimed_bytes=claimed_bytes,
     )
@@ -94,7 +100,7 @@ def _dtype(config: EngineConfig, found: FoundModel) -> WeightFormat:
 def _weight_bytes(config: EngineConfig, found: FoundModel) -> int:
     settings = found.checkpoint.quantization
     if settings is not None and not _is_made_anew(settings, config):
-        return found.checkpoint.stored_bytes
+        return found.checkpoint.stored_bytes + _copied_bytes(found)
     spec, names, dtype = found.spec, found.spec.names, _dtype(config, found)
     shapes = dict(found.shapes)
     embedding = math.prod(shapes.pop(names.embedding))
@@ -103,18 +109,28 @@ def _weight_bytes(config: EngineConfig, found: FoundModel) -> int:
     head = head if spec.has_head else 0
     matrices = sum(_num_weights(name, shape) for name, shape in shapes.items())
     vectors = sum(math.prod(shape) for shape in shapes.values() if len(shape) == 1)
-    copied = 0 if dtype == stored_format(found) else embedding * _BYTES[dtype]
-    head_bytes = 1.0 if config.quantize else _BYTES[dtype]
-    return int(
-        matrices * _BYTES[config.quantize or dtype] + head * head_bytes + 4 * vectors + copied
-    )
+    is_named = settings is not None and config.quantize in METHODS  # and nothing is made at load
+    made = None if is_named else config.quantize
+    head_bytes = 1.0 if made else _BYTES[dtype]
+    matrix_bytes = _BYTES[made or dtype]
+    if settings is not None and widened_format(settings) is None and has_few_bits(settings):
+        matrix_bytes = _FEW_BITS_BYTES
+    matrix_bytes *= matrices
+    return int(matrix_bytes + head * head_bytes + 4 * vectors) + _copied_bytes(found)
+
+
+def _copied_bytes(found: FoundModel) -> int:
+    """Of an embedding in fp16, which becomes floats; others are read where they lie."""
+    embedding = found.tensors[found.spec.names.embedding]
+    is_kept = embedding.dtype != "F16" or found.checkpoint.gguf_architecture is not None
+    return 0 if is_kept else 4 * math.prod(found.shapes[found.spec.names.embedding])
 
 
 def _is_made_anew(settings: QuantizationSettings, config: EngineConfig) -> bool:
     """Whether the checkpoint's matrices take other memory than its files do."""
     has_choice = settings.method == MXFP4 or fp4_format(settings) is not None
-    is_widened = widened_format(settings) is not None
-    return is_widened or (has_choice and config.quantize is not None)
+    is_other = widened_format(settings) is not None or has_few_bits(settings)
+    return is_other or (has_choice and config.quantize is not None)
 
 
 def _num_weights(name: str, shape: tuple[int, ...]) -> int:

@@ -8,9 +8,13 @@ import signal
 import socket
 import threading
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from lmi_core import _native
+from lmi_core.adapters.store import LoraStore
+from lmi_core.models.smoothing import Smoothing
+from lmi_core.runners.cpu.rank_orders import RankOrders
+from lmi_core.runners.cpu.ranked_adapters import lora_store
 from lmi_core.runners.cpu.ranks import MAX_MESSAGE_BYTES
 from lmi_core.runners.cpu.recorded_model import RecordedModel, open_group
 from lmi_core.runners.cpu.sizes import cache_dtype, num_rank_threads, step_sizes
@@ -23,10 +27,12 @@ def main(descriptor: int) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     connection = socket.socket(fileno=descriptor)
-    _, config, rank, level = _receive(connection)
+    _, config, smoothing, rank, level = _receive(connection)
+    if config.bound_cpus:
+        os.sched_setaffinity(0, config.bound_cpus[rank])
     logging.basicConfig(level=level or logging.WARNING, format=f"rank {rank}: %(message)s")
     try:
-        recorded, group = _join(connection, config, rank)
+        joined = _join(connection, config, smoothing, rank)
     except (EOFError, ConnectionError):
         return 1  # rank 0 is gone, or has given up
     except Exception as error:
@@ -34,18 +40,25 @@ def main(descriptor: int) -> int:
             message.send(connection, message.encode(("failed", message.portable(error))))
         return 1
     message.send(connection, message.encode(("ready",)))
-    threading.Thread(target=_end_with, args=(connection,), daemon=True).start()
+    orders = RankOrders(connection, joined.group, joined.recorded, joined.store)
+    threading.Thread(target=orders.run, name="orders", daemon=True).start()
     try:
-        group.serve(recorded.graph, num_rank_threads(config))
+        joined.group.serve(joined.recorded.graph, num_rank_threads(config))
     except _native.NativeError as error:
         logging.getLogger(__name__).error("%s", error)
         return 1
     return 0
 
 
+class _Joined(NamedTuple):
+    recorded: RecordedModel
+    group: _native.RankGroup
+    store: LoraStore | None
+
+
 def _join(
-    connection: socket.socket, config: EngineConfig, rank: int
-) -> tuple[RecordedModel, _native.RankGroup]:
+    connection: socket.socket, config: EngineConfig, smoothing: Smoothing | None, rank: int
+) -> _Joined:
     from lmi_core.models.loader import find_model, load_weights
     from lmi_core.models.slices import slicing_of
     from lmi_core.ops.cpu import NativeWeights
@@ -58,32 +71,27 @@ def _join(
         packed = open_packed_model(config, found.checkpoint, num_threads, rank=rank)
         weights = NativeWeights(config.instruction_set, num_threads, packed, config.activations)
         slicing = slicing_of(config, found.spec, rank)
-        model = load_weights(config, found, weights, slicing=slicing)
+        model = load_weights(config, found, weights, smoothing=smoothing, slicing=slicing)
         message.send(connection, message.encode(("loaded",)))
         _, num_blocks = _receive(connection)
         _, [descriptor], _, _ = socket.recv_fds(connection, 1, 1)
         sizes = step_sizes(config, model.spec)
         group = open_group(config, model.spec, sizes, rank, descriptor)
         os.close(descriptor)
+        store = lora_store(config, model)
         recorded = RecordedModel(
             config,
             model,
             sizes,
             num_blocks=num_blocks,
             kv_dtype=cache_dtype(config, model.dtype),
+            adapters=None if store is None else store.table,
             group=group,
         )
     if packed is not None:
         packed.save()
-    return recorded, group
+    return _Joined(recorded, group, store)
 
 
 def _receive(connection: socket.socket) -> Any:
     return message.decode(message.receive(connection, MAX_MESSAGE_BYTES))
-
-
-def _end_with(connection: socket.socket) -> None:
-    """Rank 0 says nothing more: when its end of the socket is closed, it is gone or will be."""
-    while connection.recv(1):
-        pass
-    os._exit(0)

@@ -3,12 +3,18 @@ and replay its steps, over memory that all of them map."""
 
 from __future__ import annotations
 
+import itertools
 import logging
+import queue
 import signal
 import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
+from concurrent.futures import Future, wait
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,13 +24,14 @@ from lmi_core.sandbox import message
 
 if TYPE_CHECKING:
     from lmi_core import _native
+    from lmi_core.models.smoothing import Smoothing
     from lmi_core.models.spec import DecoderSpec
     from lmi_core.runners.step_memory import StepSizes
     from lmi_core.settings.engine_config import EngineConfig
 
 log = logging.getLogger(__name__)
 
-MAX_MESSAGE_BYTES = 1 << 20
+MAX_MESSAGE_BYTES = 1 << 30
 _ROOT = Path(__file__).parents[3]
 _BOOT = (
     "import sys; sys.path.append(sys.argv[1]); "
@@ -36,20 +43,29 @@ _END_TIMEOUT_S = 5.0
 class Ranks:
     """From their start to their end; they end with this process, whatever ends it."""
 
-    def __init__(self, config: EngineConfig) -> None:
-        """Start the processes, which load their weights at once."""
+    def __init__(self, config: EngineConfig, smoothing: Smoothing | None = None) -> None:
+        """Start the processes, which load their weights at once; ``smoothing``: of a model that is
+        quantised so."""
         self._config = config
         self._group: _native.RankGroup | None = None
         self._is_closing = False
         self._processes: list[_Rank] = []
+        self._ordering = threading.Lock()
         try:
             for rank in range(1, config.tensor_parallel_degree):
                 self._processes.append(_Rank(rank))
             for process in self._processes:
-                process.send(("load", config, process.rank, logging.getLogger().level))
+                own = replace(config, speculation=None)  # rank 0 drafts alone
+                level = logging.getLogger().level
+                process.send(("load", own, smoothing, process.rank, level))
         except BaseException:
             self.close()
             raise
+
+    @property
+    def num_ranks(self) -> int:
+        """With rank 0."""
+        return self._config.tensor_parallel_degree
 
     @property
     def pids(self) -> list[int]:
@@ -72,9 +88,31 @@ class Ranks:
             ).start()
         return self._group
 
+    def order(self, name: str, *arguments: Any) -> list[Future[Any]]:
+        """Have each other rank do something of ``RankOrders`` before steps that are submitted from
+        now on; what it returns. Does not wait. In any thread."""
+        return self.order_each(name, [arguments] * len(self._processes))
+
+    def order_each(self, name: str, arguments: Sequence[tuple[Any, ...]]) -> list[Future[Any]]:
+        """As ``order``, each rank with arguments of its own."""
+        assert self._group is not None
+        with self._ordering:
+            self._group.add_order()
+            return [
+                process.call("order", name, own)
+                for process, own in zip(self._processes, arguments, strict=True)
+            ]
+
+    def ask(self, name: str, *arguments: Any) -> list[Future[Any]]:
+        """As ``order``, but of what steps don't wait for."""
+        with self._ordering:
+            return [process.call("ask", name, arguments) for process in self._processes]
+
     def close(self) -> None:
         """Let them end by themselves, in time. No step may be in flight. Idempotent."""
         self._is_closing = True
+        for process in self._processes:
+            process.settle()
         if self._group is not None:
             self._group.close()
         for process in self._processes:
@@ -82,6 +120,7 @@ class Ranks:
 
     def _watch(self, process: _Rank) -> None:
         assert self._group is not None
+        process.listen()
         words = process.last_words()
         if not self._is_closing:
             why = f"rank {process.rank} of {self._config.tensor_parallel_degree} ended ({words})"
@@ -94,6 +133,10 @@ class _Rank:
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
+        self._numbers = itertools.count()
+        self._calls: dict[int, Future[Any]] = {}
+        self._unsent: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
+        self._is_gone = False
         self._connection, theirs = socket.socketpair()
         with theirs:
             try:
@@ -117,6 +160,44 @@ class _Rank:
         except OSError:
             raise self._gone() from None
 
+    def call(self, kind: str, name: str, arguments: tuple[Any, ...]) -> Future[Any]:
+        """Have ``listen`` send it, in the order of calls, and settle what is returned."""
+        number, call = next(self._numbers), Future[Any]()
+        self._calls[number] = call
+        self._unsent.put((kind, number, name, arguments))
+        if self._is_gone:
+            self._fail_calls()
+        return call
+
+    def listen(self) -> None:
+        """Send and settle calls until it is gone."""
+        sender = threading.Thread(target=self._send_calls, name=f"to-rank-{self.rank}", daemon=True)
+        sender.start()
+        with suppress(EOFError, OSError):
+            while True:
+                kind, number, *result = message.decode(
+                    message.receive(self._connection, MAX_MESSAGE_BYTES)
+                )
+                call = self._calls.pop(number)
+                if kind == "failed":
+                    call.set_exception(message.rebuilt(*result[0]))
+                else:
+                    call.set_result(result[0])
+        self._is_gone = True
+        self._fail_calls()
+        self._unsent.put(None)
+        sender.join()
+
+    def _send_calls(self) -> None:
+        with suppress(OSError):  # then it is gone
+            while (call := self._unsent.get()) is not None:
+                message.send(self._connection, message.encode(call))
+
+    def _fail_calls(self) -> None:
+        for number in list(self._calls):
+            if (call := self._calls.pop(number, None)) is not None:
+                call.set_exception(EngineError(f"rank {self.rank} ended"))
+
     def send_descriptor(self, descriptor: int) -> None:
         socket.send_fds(self._connection, [b"\0"], [descriptor])
 
@@ -134,7 +215,13 @@ class _Rank:
         code = self._process.wait()
         return f"exit status {code}" if code >= 0 else f"signal {-code}"
 
+    def settle(self) -> None:
+        """Let calls come to their end, in time."""
+        wait(list(self._calls.values()), _END_TIMEOUT_S)
+
     def end(self) -> None:
+        with suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)  # wakes who listens
         self._connection.close()
         try:
             self._process.wait(_END_TIMEOUT_S)

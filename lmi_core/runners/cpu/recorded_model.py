@@ -92,5 +92,5 @@ def open_group(
         max_blocks_per_seq=sizes.max_blocks_per_seq,
         block_size=config.block_size,
         num_columns=spec.hidden_size,
-        vocab_size=spec.vocab_size,
+        vocab_size=spec.vocab_size if spec.has_head else 0,
     )

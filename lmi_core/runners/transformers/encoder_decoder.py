@@ -142,20 +142,27 @@ class EncoderDecoderCaches(PaddedCaches):
         layers = self._splits[row].cache.self_attention_cache.layers
         return sum(tensor.nbytes for layer in layers for tensor in (layer.keys, layer.values))
 
-    def _groups(self, prompts: dict[int, Chunk], decoding: list[int]) -> list[list[int]]:
+    def _groups(self, prompts: dict[int, Chunk], decoding: dict[int, Chunk]) -> list[list[int]]:
         """Prompts and outputs apart, whose lengths have nothing to do with each other."""
         order, lengths = list(prompts), [len(chunk.token_ids) for chunk in prompts.values()]
         new = [[order[i] for i in group] for group in self._partition(lengths)]
         return [*self._decode_groups(decoding), *new]
 
-    def _decode_groups(self, rows: list[int]) -> list[list[int]]:
+    def _decode_groups(self, decoding: dict[int, Chunk]) -> list[list[int]]:
         if self._model.pads_outputs:
-            return self._regrouped({row: self._length(row) for row in rows})
+            return self._regrouped({row: self._output_len(c) for row, c in decoding.items()})
         by_length: dict[int, list[int]] = {}
-        for row in rows:
+        for row in sorted(decoding):
             by_length.setdefault(self._length(row), []).append(row)
         self._decoding = list(by_length.values())
         return self._decoding
+
+    def _output_len(self, chunk: Chunk) -> int:
+        """In the end, where that is known, else now."""
+        split = self._splits[chunk.row]
+        assert isinstance(split, _EncodedSplit)
+        num_prompt = split.source_lengths[split.rows.index(chunk.row)]
+        return chunk.final_len - num_prompt if chunk.final_len else self._length(chunk.row)
 
     def _prefill(self, chunks: list[Chunk], logits: dict[int, torch.Tensor]) -> None:
         from transformers import DynamicCache, EncoderDecoderCache

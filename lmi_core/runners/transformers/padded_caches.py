@@ -25,6 +25,8 @@ class Chunk(NamedTuple):
     token_ids: list[int]
     start: int
     num_logits: int
+    final_len: int = 0
+    """Of the sequence, in the end; 0: not known."""
 
 
 @dataclass(slots=True)
@@ -40,7 +42,9 @@ class Split:
 class PaddedCaches:
     """Runs chunks in as few padded calls as the max-sparsity rule allows.
 
-    Sequences that decode are regrouped only when others come or go: all of them grow alike.
+    Lengths are those that sequences will have in the end, where that is known, as in LMI, else
+    those that they have now. Sequences that decode are regrouped only when others come or go: all
+    of them grow alike.
     """
 
     def __init__(self, model: CausalModel, max_sparsity: float, max_splits: int) -> None:
@@ -67,7 +71,7 @@ class PaddedCaches:
         prompts = {chunk.row: chunk for chunk in chunks if chunk.start == 0}
         others = [chunk for chunk in chunks if chunk.start and len(chunk.token_ids) > 1]
         decoding = {c.row: c for c in chunks if c.start and len(c.token_ids) == 1}
-        for rows in self._groups(prompts, sorted(decoding)):
+        for rows in self._groups(prompts, decoding):
             if cached := [row for row in rows if row in decoding]:
                 split = self._gather(cached)
                 self._call(split, [decoding[row] for row in split.rows], logits)
@@ -84,11 +88,12 @@ class PaddedCaches:
         self._splits |= dict.fromkeys(split.rows, split)
         self._call(split, chunks, logits)
 
-    def _groups(self, prompts: dict[int, Chunk], decoding: list[int]) -> list[list[int]]:
+    def _groups(self, prompts: dict[int, Chunk], decoding: dict[int, Chunk]) -> list[list[int]]:
         """Rows that share a batch from now on: prompts, which are computed apart once, and those
         that decode, are grouped together, so that they stay so in the next steps."""
-        lengths_of = {row: len(chunk.token_ids) for row, chunk in prompts.items()}
-        return self._regrouped(lengths_of | {row: self._length(row) for row in decoding})
+        lengths_of = {row: c.final_len or len(c.token_ids) for row, c in prompts.items()}
+        lengths_of |= {row: c.final_len or self._length(row) for row, c in decoding.items()}
+        return self._regrouped(lengths_of)
 
     def _regrouped(self, lengths_of: dict[int, int]) -> list[list[int]]:
         rows = sorted(lengths_of)

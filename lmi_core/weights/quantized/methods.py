@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from lmi_core.weights.quantized.settings import QuantizationSettings
 
@@ -61,22 +61,52 @@ def fp4_format(settings: QuantizationSettings) -> str | None:
     return _FP4_FORMATS.get(str(settings.values.get("format")))
 
 
+class _Scheme(NamedTuple):
+    """How integers are stored, where settings say so."""
+
+    num_bits: object
+    group_size: object
+    is_reordered: bool
+
+
+def _schemes(settings: QuantizationSettings) -> tuple[_Scheme, ...]:
+    values = settings.values
+    if settings.method in ("gptq", "awq"):
+        group_size, is_gptq = values.get("group_size"), settings.method == "gptq"
+        is_reordered = is_gptq and values.get("desc_act") is True and group_size not in (-1, None)
+        return (_Scheme(values.get("bits", 4), group_size, is_reordered),)
+    groups = values.get("config_groups")
+    schemes = groups.values() if isinstance(groups, dict) else ()
+    weights = [scheme.get("weights") for scheme in schemes if isinstance(scheme, dict)]
+    return tuple(
+        _Scheme(
+            each.get("num_bits", 8),
+            each.get("group_size"),
+            each.get("actorder") in (True, "group", "dynamic"),
+        )
+        for each in weights
+        if isinstance(each, dict) and each.get("type", "int") == "int"
+    )
+
+
 def widened_format(settings: QuantizationSettings) -> str | None:
     """What codes are in that no product takes, so that weights are widened; None: in others."""
     if settings.method == EXL2:
         return EXL2
     if fp4_format(settings) == "NVFP4":
         return "NVFP4"
-    values = settings.values
-    if settings.method == "gptq":
-        is_reordered = values.get("desc_act") is True and values.get("group_size") not in (-1, None)
-        return "reordered GPTQ" if is_reordered else None
-    groups = values.get("config_groups")
-    schemes = groups.values() if isinstance(groups, dict) else ()
-    weights = [scheme.get("weights") for scheme in schemes if isinstance(scheme, dict)]
-    orders = [each.get("actorder") for each in weights if isinstance(each, dict)]
-    is_reordered = any(order in (True, "group", "dynamic") for order in orders)
-    return "reordered compressed-tensors" if is_reordered else None
+    name = settings.method if settings.method == "compressed-tensors" else settings.method.upper()
+    for _, group_size, is_reordered in _schemes(settings):
+        if is_reordered:
+            return f"reordered {name}"
+        if isinstance(group_size, int) and group_size > 0 and group_size % 32:
+            return f"{name} (groups of {group_size})"
+    return None
+
+
+def has_few_bits(settings: QuantizationSettings) -> bool:
+    """Whether codes are of 2 or 3 bits, which become blocks of 4."""
+    return any(scheme.num_bits in (2, 3) for scheme in _schemes(settings))
 
 
 def objection(asked: str, settings: QuantizationSettings | None) -> str | None:

@@ -150,11 +150,6 @@ def _response_format(body: CountBody) -> dict[str, Any] | None:
         raise UserError(
             f'{field} must be {{"type": "json_schema", "schema": {{...}}}}', field=field
         )
-    if body.tools and (body.tool_choice or {}).get("type") != "none":
-        raise UserError(
-            f"{field} excludes tools here; leave one of them out, or send tool_choice none",
-            field=field,
-        )
     return {"type": "json_schema", "json_schema": {"name": "output", "schema": schema}}
 
 

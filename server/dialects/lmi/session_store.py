@@ -10,8 +10,10 @@ import logging
 import shutil
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from itertools import takewhile
 from pathlib import Path
 
 from lmi_core.errors import CapacityError, UserError
@@ -67,15 +69,17 @@ class SessionStore:
         self._max_sessions = max_sessions
         self._sessions: dict[str, Session] | None = None
         """In the order in which they expire."""
+        self._num_of: Counter[str] = Counter()
+        """Those of each tenant, at most ``max_sessions``."""
 
     def create(self, tenant: str) -> Session:
-        """CapacityError where there are too many, or no room for its file."""
+        """CapacityError where the tenant has too many, or there is no room for its file."""
         sessions = self._known()
-        self.end_expired()
-        if len(sessions) >= self._max_sessions:
-            first = next(iter(sessions.values()))
+        num_own = self._num_of[tenant]
+        if num_own >= self._max_sessions:
+            first = next(each for each in sessions.values() if each.tenant == tenant)
             raise CapacityError(
-                f"there are {len(sessions)} sessions, which is the limit; close some",
+                f"there are {num_own} sessions, which is the limit; close some",
                 retry_after_s=max(1.0, first.expires_s - self._clock()),
             )
         session = Session(
@@ -93,6 +97,7 @@ class SessionStore:
                 retry_after_s=60.0,
             ) from None
         sessions[session.id] = session
+        self._num_of[tenant] += 1
         return session
 
     def get(self, session_id: str, tenant: str) -> Session:
@@ -114,15 +119,18 @@ class SessionStore:
         return session
 
     def end_expired(self) -> list[Session]:
-        """Those that ended an hour ago or more; until then an error says when they did."""
+        """Forget those that expired an hour ago or more, of which until then an error says when
+        they did; and all that have expired where there are many."""
         known, now_s = self._known(), self._clock()
-        ended = [session for session in known.values() if session.expires_s + 3600 <= now_s]
+        kept_s = 3600 if len(known) < self._max_sessions // 2 else 0
+        ended = list(takewhile(lambda each: each.expires_s + kept_s <= now_s, known.values()))
         for session in ended:
             self._remove(session)
         return ended
 
     def _remove(self, session: Session) -> None:
-        self._known().pop(session.id, None)
+        if self._known().pop(session.id, None) is not None:
+            self._num_of[session.tenant] -= 1
         shutil.rmtree(self._options.directory / session.id, ignore_errors=True)
 
     def _known(self) -> dict[str, Session]:
@@ -130,7 +138,8 @@ class SessionStore:
             found = [each for each in map(self._read, self._directories()) if each is not None]
             found = [each for each in found if each.model == self._model]
             found.sort(key=lambda each: each.expires_s)
-            self._sessions = {each.id: each for each in found[-self._max_sessions :]}
+            self._sessions = {each.id: each for each in found}
+            self._num_of = Counter(each.tenant for each in found)
         return self._sessions
 
     def _directories(self) -> list[Path]:

@@ -8,8 +8,11 @@ What a session gives here: the blocks of its last conversation are kept for its 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
+from typing import TypeVar
 
 import msgspec
 from aiohttp import web
@@ -21,6 +24,8 @@ from lmi_server.dialects.lmi.session_store import FIELD, Session, SessionStore
 from lmi_server.http.tenants import tenant_name
 from lmi_server.models.backend import Pins
 from lmi_server.models.loaded_model import LoadedModel
+
+T = TypeVar("T")
 
 _NEW, _CLOSE = "NEW_SESSION", "CLOSE"
 _CLOSED_FIELD = "X-Amzn-SageMaker-Closed-Session-Id"
@@ -37,25 +42,32 @@ class Sessions:
     def __init__(self, model: LoadedModel) -> None:
         options = model.options.lmi.sessions
         self.store = None if options is None else SessionStore(options, model.options.model_name)
-        self._lock = asyncio.Lock()
+        self._turn, self._lock = asyncio.Lock(), threading.Lock()
         self._backend = model.backend
 
     async def create(self, tenant: str) -> Session:
-        async with self._lock:
-            store = self._needed()
-            for ended in await asyncio.to_thread(store.end_expired):
-                self._unpin(ended)
-            return await asyncio.to_thread(store.create, tenant)
+        store = self._needed()
+        for ended in await self._alone(store.end_expired):
+            self._unpin(ended)
+        return await self._alone(partial(store.create, tenant))
 
     async def get(self, session_id: str, tenant: str) -> Session:
-        async with self._lock:
-            return await asyncio.to_thread(self._needed().get, session_id, tenant)
+        return await self._alone(partial(self._needed().get, session_id, tenant))
 
     async def close(self, session_id: str, tenant: str) -> Session:
-        async with self._lock:
-            session = await asyncio.to_thread(self._needed().close, session_id, tenant)
+        session = await self._alone(partial(self._needed().close, session_id, tenant))
         self._unpin(session)
         return session
+
+    async def _alone(self, work: Callable[[], T]) -> T:
+        """In a thread, which goes on where the client leaves meanwhile."""
+
+        def alone() -> T:
+            with self._lock:
+                return work()
+
+        async with self._turn:  # threads that wait for each other would be missed elsewhere
+            return await asyncio.to_thread(alone)
 
     def _unpin(self, session: Session) -> None:
         if isinstance(self._backend, Pins):
@@ -96,15 +108,13 @@ async def answer_in_session(
         )
     if not session_id:
         return None
-    headers = {}
-    if session_id == _NEW:
-        session = await sessions.create(owner)
-        headers[FIELD] = _with_end(session)
-    else:
-        session = await sessions.get(session_id, owner)
+    found = None if session_id == _NEW else await sessions.get(session_id, owner)
 
     async def parsed_in(call: Call) -> ParsedCall:
         parsed = await parse_call(model, parse, call)
+        # A call that is refused opens none: nobody would be told of it.
+        session = await sessions.create(owner) if found is None else found
+        headers = {FIELD: _with_end(session)} if found is None else {}
         requests = tuple(replace(each, session=session.key) for each in parsed.requests)
         return replace(parsed, requests=requests, headers={**parsed.headers, **headers})
 

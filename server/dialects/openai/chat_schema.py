@@ -12,6 +12,7 @@ import msgspec
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.errors import UserError
+from lmi_core.structured.grammar import GrammarKind
 from lmi_core.structured.thinking_budget import ThinkingBudget
 from lmi_core.text.chat import ChatTemplate
 from lmi_core.tools.forms import HERMES, ToolForm
@@ -33,6 +34,7 @@ from lmi_server.dialects.openai.schema import (
 )
 
 _TOP_LOGPROBS_MAX = 20
+_BESIDE_TOOLS = (GrammarKind.JSON_SCHEMA, GrammarKind.CHOICE)
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 
 
@@ -148,11 +150,14 @@ def tools_of(chat: ChatBody, template: ChatTemplate | None) -> ChatTools | None:
             "send tool_choice required, none or a tool's name",
             field="tool_choice",
         )
-    if tools is not None and requested_grammar(chat) is not None:
+    asked = None if tools is None or tools.forced else requested_grammar(chat)
+    if asked is not None and asked.kind not in _BESIDE_TOOLS:
         raise UserError(
-            "tools exclude response_format and guided output; leave one of them out, or send "
-            "tool_choice: none",
-            field="tools",
+            "beside tools that may be called an answer can have a JSON schema (json_schema, "
+            "json_object) or be one of some choices; texts of a regex, a grammar or a structural "
+            "tag may begin as calls do: leave one of them out, or send tool_choice: none, required "
+            "or a tool's name",
+            field=asked.field,
         )
     return tools
 

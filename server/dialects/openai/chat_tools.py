@@ -2,7 +2,8 @@
 
 With ``auto`` the model is free, and calls are looked for in its text; only the arguments of
 ``strict`` tools are held to their schema. ``required`` and a named tool are enforced by a grammar,
-arguments included, once the model has ended its reasoning. A subset of the tools may be allowed.
+arguments included, once the model has ended its reasoning. Where an answer has a grammar of its
+own, a text is calls or that, by one grammar. A subset of the tools may be allowed.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 from lmi_core.errors import UserError
 from lmi_core.structured.grammar import Grammar, Thought
 from lmi_core.text.chat import ChatTemplate
+from lmi_core.tools.calls_or_answer import optional_calls, parse_optional
 from lmi_core.tools.forms import FORMS, ToolForm
 from lmi_core.tools.reader import Parse, TextParser
 from lmi_core.tools.reasoning import HARMONY, REASONING, ReasoningForm
@@ -58,6 +60,8 @@ class AnswerForm:
     is_open: bool = False
     """The text begins within reasoning."""
     shows_reasoning: bool = True
+    has_grammar: bool = False
+    """An answer that isn't calls follows a grammar of the request's own."""
 
     @property
     def has_reasoning(self) -> bool:
@@ -68,12 +72,17 @@ class AnswerForm:
         """Of the calls that must be made, of the text where a strict tool may be called, or what a
         request has ``asked`` for itself; reasoning may come before calls and that."""
         tools = self.tools
-        if tools is None:
-            lead = "" if self.reasoning is None else self.reasoning.lead
-            return None if asked is None else replace(asked, thought=self._thought(lead))
-        if tools.forced:
+        if tools is not None and tools.forced:
             grammar = call_grammar(tools.forced, tools.form, is_parallel=tools.is_parallel)
             return replace(grammar, thought=self._thought())
+        if asked is not None:
+            lead = "" if self.reasoning is None else self.reasoning.lead
+            calls = None
+            if tools is not None:
+                calls = optional_calls(tools.tools, tools.form, is_parallel=tools.is_parallel)
+            return replace(asked, thought=self._thought(lead), instead=calls)
+        if tools is None:
+            return None
         if tools.is_strict:
             return free_grammar(tools.tools, tools.form, is_parallel=tools.is_parallel)
         return None
@@ -106,12 +115,17 @@ class AnswerForm:
         if self.reasoning is not None and not is_harmony:
             parses.append(self.reasoning.parser(is_open=self.is_open))
         if self.tools is not None:
-            # Of a strict tool no call may come in a form that the grammar doesn't know.
-            parses.append(self.tools.form.parse(bool(self.tools.forced) or self.tools.is_strict))
+            parses.append(self._parse_calls(self.tools))
         elif is_harmony:
             parses.append(FORMS["openai"].parse(False))
         schemas = {tool.name: tool.parameters for tool in tools}
         return TextParser(parses, schemas, self.parser)
+
+    def _parse_calls(self, tools: ChatTools) -> Parse:
+        if self.has_grammar and not tools.forced:
+            return parse_optional(tools.tools, tools.form)
+        # Of a strict tool no call may come in a form that the grammar doesn't know.
+        return tools.form.parse(bool(tools.forced) or tools.is_strict)
 
 
 def answer_form(
@@ -134,6 +148,7 @@ def answer_form(
         return None
     return AnswerForm(
         tools=tools,
+        has_grammar=has_grammar,
         reasoning=reasoning,
         is_open=reasoning is not None and reasoning.is_open_after(prompt),
         shows_reasoning=shows_reasoning,

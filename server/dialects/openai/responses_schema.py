@@ -21,7 +21,6 @@ from lmi_server.dialects.openai.schema import check_range
 from lmi_server.dialects.unknown_fields import Kinds, shape
 
 _REFUSED = ("background", "conversation", "prompt", "top_logprobs", "context_management")
-_PLAIN = {"type": "text"}
 _INCLUDED = "reasoning.encrypted_content"
 
 
@@ -142,8 +141,6 @@ def chat_of(
     customs = custom_tools(asked.tools or [])
     tools = [tool_of(f"tools[{index}]", tool) for index, tool in enumerate(asked.tools or ())]
     response_format = _format(asked.text)
-    if tools and asked.tool_choice != "none":
-        _refuse_structure_with_tools(asked, response_format)
     messages = messages_of(asked.input, previous)
     choice, grammar = customs.choice(asked.tool_choice)
     told = [asked.instructions] if asked.instructions else []
@@ -160,8 +157,9 @@ def chat_of(
         temperature=asked.temperature,
         top_p=asked.top_p,
         stream=asked.stream,
-        response_format=response_format,
-        structured_outputs=asked.structured_outputs,
+        # A tool that must be called leaves no place for an answer.
+        response_format=None if grammar is not None else response_format,
+        structured_outputs=None if grammar is not None else asked.structured_outputs,
         thinking_token_budget=asked.thinking_token_budget,
         guided_grammar=None if grammar is None else customs.grammar_text(grammar),
         chat_template_kwargs=thinking_variables(
@@ -169,17 +167,6 @@ def chat_of(
         ),
     )
     return chat, messages, customs
-
-
-def _refuse_structure_with_tools(
-    asked: ResponsesBody, response_format: Mapping[str, Any] | None
-) -> None:
-    field = "text.format" if response_format not in (None, _PLAIN) else "structured_outputs"
-    if field == "text.format" or asked.structured_outputs:
-        raise UserError(
-            f"{field} excludes tools; leave one of them out, or send tool_choice: none",
-            field=field,
-        )
 
 
 def _with_system(told: list[str], messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -88,3 +88,15 @@ def test_prompts_are_grouped_with_what_decodes():
     assert model.rows == [[0], [1], [0], [3, 2]]
     caches.run([Chunk(row, [1], n, 1) for row, n in ((0, 11), (1, 90), (2, 9), (3, 12))])
     assert model.rows[4:] == caches.groups == [[1], [3, 0, 2]]
+
+
+def test_known_lengths_in_the_end_make_the_groups():
+    """Who came with little and will have much shares with those like it, from the start on."""
+    model = Batches()
+    caches = PaddedCaches(model, max_sparsity=0.1, max_splits=3)
+    long, grows = Chunk(0, [1] * 90, 0, 1, 100), Chunk(1, [1] * 8, 0, 1, 98)
+    short, unknown = Chunk(2, [1] * 9, 0, 1, 12), Chunk(3, [1] * 11, 0, 1)
+    caches.run([long, grows, short, unknown])
+    assert caches.groups == [[0, 1], [2, 3]]
+    caches.run([c._replace(token_ids=[1], start=len(c.token_ids)) for c in (long, grows, short)])
+    assert caches.groups == [[0, 1], [2]]

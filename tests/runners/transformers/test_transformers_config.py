@@ -21,6 +21,7 @@ from lmi_core.engine.stats import NullObserver
 from lmi_core.errors import ConfigError, MissingExtraError, ModelError
 from lmi_core.settings.transformers_config import TransformersConfig
 from tests.backends.models import checkpoint
+from tests.checkpoints import cached_checkpoint
 from tests.engine.harness import run
 
 pytest.importorskip("transformers")
@@ -152,6 +153,29 @@ def test_padding(configured):
     assert run(groups("option.max_splits=1")) == [3]
     assert run(groups("option.max_sparsity=1")) == [3]
     assert run(groups("option.max_sparsity=0")) == [1, 1, 1]
+
+
+def test_padded_batches_of_a_model_that_the_engine_knows(tmp_path, monkeypatch):
+    """By force, and else as the lmi engine has it; the same greedy tokens."""
+    monkeypatch.undo()
+    ids = {}
+    for value, backend in (("true", "transformers"), ("false", "lmi")):
+        directory = tmp_path / value
+        directory.mkdir()
+        (directory / "serving.properties").write_text(
+            f"option.model_id={cached_checkpoint('llama2')}\noption.rolling_batch=scheduler\n"
+            f"option.force_padded={value}\noption.num_threads=1\noption.dtype=fp32\n"
+        )
+        model = resolve((str(directory), "--prefer-native"), {}, HOST).models[0]
+        assert model.backend == backend
+
+        ids[value] = run(_first_ids(model.engine_config()))
+    assert ids["true"] == ids["false"]
+
+
+async def _first_ids(config):
+    async with Engine(config) as engine:
+        return await ids_of(engine, num_tokens=12)
 
 
 def test_the_seed_decides_what_is_sampled(configured):

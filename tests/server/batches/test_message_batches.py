@@ -84,6 +84,27 @@ def test_a_batch_from_its_beginning_to_its_end(tmp_path: Path) -> None:
     run(use, tmp_path, FakeEngine())
 
 
+def test_async_client(tmp_path: Path) -> None:
+    async def tried(url: str) -> None:
+        async with anthropic.AsyncAnthropic(base_url=url, api_key="k", max_retries=0) as client:
+            batches = client.messages.batches
+            made = await batches.create(requests=[asked(i) for i in range(3)])
+            while (await batches.retrieve(made.id)).processing_status != "ended":  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+            results = [each async for each in await batches.results(made.id)]
+            assert {each.custom_id for each in results} == {"r0", "r1", "r2"}
+            assert {each.result.type for each in results} == {"succeeded"}
+            assert [each.id async for each in batches.list()] == [made.id]
+            with pytest.raises(anthropic.BadRequestError, match="can't be cancelled"):
+                await batches.cancel(made.id)
+            assert (await batches.delete(made.id)).id == made.id
+
+    def use(client: Any, other: openai.OpenAI) -> None:
+        asyncio.run(tried(str(client.base_url)))
+
+    run(use, tmp_path, FakeEngine())
+
+
 def test_what_is_wrong_is_said_at_once(tmp_path: Path) -> None:
     def use(client: Any, _: openai.OpenAI) -> None:
         batches = client.messages.batches

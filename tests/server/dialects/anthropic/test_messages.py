@@ -240,7 +240,6 @@ def test_a_budget_for_thinking_is_kept() -> None:
         ({"thinking": {**thinking, "budget_tokens": 0}}, "thinking.budget_tokens must be at least"),
         ({"output_config": {"format": {"type": "text"}}}, "output_config.format must be"),
         ({"output_format": {"type": "json_schema"}}, "output_format must be"),
-        ({"tools": [TOOL], "output_format": SCHEMA_FORMAT}, "output_format excludes tools"),
     ):
         body = {**BODY, "thinking": thinking, "max_tokens": 8 if changes else 2, **changes}
         status, answer = post(body)
@@ -256,6 +255,11 @@ def test_the_format_of_an_answer() -> None:
         grammar = engine.requests[0].params.grammar
         assert grammar is not None
         assert (grammar.text, grammar.field) == ('{"type":"object"}', "output_config.format")
+        assert grammar.instead is None
+        assert post({**BODY, **form, "tools": [TOOL]}, engine=engine)[0] == 200
+        grammar = engine.requests[-1].params.grammar
+        assert grammar is not None
+        assert (grammar.field, grammar.instead is not None) == ("output_config.format", True)
 
 
 def test_tokens_are_counted() -> None:

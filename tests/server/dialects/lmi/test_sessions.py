@@ -77,6 +77,9 @@ def test_open_use_and_close(tmp_path: Path) -> None:
             assert (await served.post(INPUTS, headers={HEADER: session_id})).status == 200
             assert (await served.post(INPUTS)).status == 200
             assert served.engine.requests[-1].session == ""
+            refused = await served.post({"inputs": 7}, headers={HEADER: "NEW_SESSION"})
+            assert refused.status >= 400
+            assert [directory.name for directory in listed(tmp_path)] == [session_id]
             wrong = await served.post({"requestType": "PAUSE"}, headers={HEADER: session_id})
             assert message(wrong) == "requestType must be NEW_SESSION or CLOSE, got 'PAUSE'"
 
@@ -131,8 +134,10 @@ def test_the_store_is_bounded_and_forgets(tmp_path: Path) -> None:
     given = SessionOptions(directory=tmp_path, lifetime_s=10)
     store = SessionStore(given, "m", clock=lambda: now, max_sessions=2)
     first, second = store.create("t"), store.create("t")
+    assert not store.end_expired()
     with pytest.raises(CapacityError, match="2 sessions"):
         store.create("t")
+    store.close(store.create("other").id, "other")
     now += 10
     with pytest.raises(UserError, match="expired at 2001-09-09T01:46:50Z"):
         store.get(first.id, "t")
@@ -141,6 +146,9 @@ def test_the_store_is_bounded_and_forgets(tmp_path: Path) -> None:
     again = SessionStore(given, "m", clock=lambda: now)
     assert [session.id for session in again._known().values()] == [first.id]
     assert not SessionStore(given, "other", clock=lambda: now)._known()
+    assert not again.end_expired()
+    assert store.end_expired() == [first, second]  # where there are many
+    assert store.create("t")
     now += 3600
     assert again.end_expired() == [first]
     assert not (tmp_path / first.id).exists()

@@ -209,7 +209,6 @@ def test_the_configured_style_is_enforced() -> None:
         ({"tool_choice": 3}, "tool_choice must be"),
         ({"tool_choice": {"function": {"name": "x"}}}, r"'x', which is not .* \(weather, now\)"),
         ({"tools": [], "tool_choice": "required"}, "there are no tools"),
-        ({"response_format": {"type": "json_object"}}, "tools exclude response_format"),
         ({"functions": [{}]}, "functions are not available"),
     ],
     ids=lambda value: str(value)[:40],

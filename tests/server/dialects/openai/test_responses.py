@@ -300,6 +300,27 @@ def test_the_prompt() -> None:
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 
 
+TEXT = {"type": "any_text"}
+
+
+def test_a_format_beside_tools() -> None:
+    form = {"type": "json_schema", "name": "n", "schema": SCHEMA}
+    said = parse(tools=[TOOL], text={"format": form}).requests[0].params.grammar
+    assert said is not None
+    assert (said.field, said.instead is not None) == ("text.format", True)
+    for choice in ("none", "required"):
+        asked = parse(tools=[TOOL], tool_choice=choice, text={"format": form}).requests[0].params
+        assert asked.grammar is not None
+        assert (asked.grammar.field, asked.grammar.instead) == (
+            "text.format" if choice == "none" else "tools",
+            None,
+        )
+    named = {"type": "custom", "name": "shell"}
+    alone = parse(tools=[LARK], tool_choice=named, text={"format": form}).requests[0].params.grammar
+    assert alone is not None
+    assert alone.text == "start: /[a-c]+/"
+
+
 def test_text_formats() -> None:
     form = {"type": "json_schema", "name": "n", "schema": SCHEMA, "strict": True}
     grammar = parse(text={"format": form}).requests[0].params.grammar
@@ -329,8 +350,10 @@ def test_text_formats() -> None:
         ({"tools": [LARK]}, "tools", "enforced only where tool_choice names"),
         ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice", "'g'"),
         ({"tool_choice": {"type": "file_search"}}, "tool_choice", "tool_choice must be"),
-        ({"tools": [TOOL], "text": {"format": {"type": "json_object"}}}, "text.format",
-         "excludes tools"),
+        ({"tools": [TOOL], "text": {"format": {"type": "structural_tag", "format": TEXT}}},
+         "text.format", "can have a JSON schema"),
+        ({"tools": [TOOL], "structured_outputs": {"regex": "a*"}}, "structured_outputs",
+         "can have a JSON schema"),
         ({"text": {"format": {"type": "xml"}}}, "text.format", "text.format must be"),
         ({"background": True}, "background", "not available here; leave background out"),
         ({"conversation": "c"}, "conversation", "not available"),

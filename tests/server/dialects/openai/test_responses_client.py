@@ -278,5 +278,22 @@ def test_async_client(url: str) -> None:
                 model="demo", input="hi", max_output_tokens=16, temperature=0
             )
             assert whole.output_text == texts[0]
+            assert (await client.responses.retrieve(whole.id)).output_text == texts[0]
+            [asked] = [item async for item in client.responses.input_items.list(whole.id)]
+            assert asked.type == "message"
+            counted = await client.responses.input_tokens.count(model="demo", input="hi")
+            assert counted.input_tokens == whole.usage.input_tokens
+            async with client.responses.stream(
+                model="demo", input="hi", max_output_tokens=16, temperature=0
+            ) as streamed:
+                said = [
+                    event.delta
+                    async for event in streamed
+                    if event.type == "response.output_text.delta"
+                ]
+                assert "".join(said) == texts[0]
+            await client.responses.delete(whole.id)
+            with pytest.raises(openai.NotFoundError):
+                await client.responses.retrieve(whole.id)
 
     asyncio.run(run())
