@@ -7,8 +7,9 @@ Requests whose prompts and answers have all lengths, more than run at once, are 
 batches by Transformers, for each ``max_sparsity``, and by the lmi engine, in turn, round by round.
 ``padding`` is the share of the keys that calls read which belong to no token; ``calls`` are those
 of a step; ``moved`` says how often a sequence's cache was copied into another batch; ``tok/s`` are
-generated ones, medians of the rounds (lowest to highest). ``now``: sequences are grouped by the
-lengths that they have, not by those that they will have in the end.
+generated ones, medians of the rounds (lowest to highest), and ``tok/CPU s`` those of a second of
+the process' time, which with ``--threads 1`` tells something on a busy machine, too. ``now``:
+sequences are grouped by the lengths that they have, not by those that they will have in the end.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ class Case(NamedTuple):
 
 class Result(NamedTuple):
     seconds: float
+    cpu_seconds: float
     counts: Counter[str]
     num_steps: int
 
@@ -115,19 +117,22 @@ async def serve(engine: Engine, requests: Sequence[Request]) -> Result:
 
     _COUNTS.clear()
     before, start = engine.stats().totals.num_steps, time.perf_counter()
+    cpu_start = time.process_time()
     await asyncio.gather(*(one(*request) for request in requests))
-    seconds = time.perf_counter() - start
-    return Result(seconds, _COUNTS.copy(), engine.stats().totals.num_steps - before)
+    seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
+    num_steps = engine.stats().totals.num_steps - before
+    return Result(seconds, cpu_seconds, _COUNTS.copy(), num_steps)
 
 
 def show(case: Case, results: Sequence[Result], num_tokens: int) -> None:
     rates = [num_tokens / result.seconds for result in results]
+    cpu_rate = statistics.median(num_tokens / result.cpu_seconds for result in results)
     counts, num_steps = results[-1].counts, results[-1].num_steps
     padding = counts["padding"] / max(1, counts["keys"])
     spread = f"({min(rates):.1f} to {max(rates):.1f})"
     calls = counts["calls"] / num_steps if counts["calls"] else 1.0
     print(
-        f"{case!s:>12} {padding:9.1%} {calls:7.2f} {counts['moved']:7} "
+        f"{case!s:>12} {padding:9.1%} {calls:7.2f} {counts['moved']:7} {cpu_rate:10.1f} "
         f"{statistics.median(rates):8.1f} {spread}",
         flush=True,
     )
@@ -147,7 +152,8 @@ async def measure(options: argparse.Namespace) -> None:
             async with Engine(config_of(case, model, options)) as engine:
                 await serve(engine, requests[:2])
                 results[case].append(await serve(engine, requests))
-    print(f"{'max_sparsity':>12} {'padding':>9} {'calls':>7} {'moved':>7} {'tok/s':>8}")
+    titles = ("padding", 9), ("calls", 7), ("moved", 7), ("tok/CPU s", 10), ("tok/s", 8)
+    print(f"{'max_sparsity':>12}", *(f"{title:>{width}}" for title, width in titles))
     for case in cases:
         show(case, results[case], num_tokens)
 

@@ -305,8 +305,9 @@ def show_traces(names: Sequence[str], policies: Sequence[str], num_requests: int
             show(name, policy, summary(run.run(), run.now_s))
 
 
-def show_fairness(seconds: float) -> None:
-    """Eight tenants who want more than there is, and seven light ones with and without a flood."""
+def show_fairness(seconds: float, num_draws: int) -> None:
+    """Eight tenants who want more than there is, and seven light ones with and without a flood, in
+    so many draws of arrivals together."""
     for policy in ("engine", "arrival"):
         run = Simulation(backlogged(), POLICIES[policy], LLAMA_160M_BF16)
         tokens: Counter[str] = Counter()
@@ -315,17 +316,22 @@ def show_fairness(seconds: float) -> None:
         index, rate = jain(tokens.values()), tokens.total() / run.now_s
         print(f"backlogged     {policy:10} Jain's index {index:.3f}, {rate:.0f} tokens/s")
     print(" " * 24, *(f"{title:>9}" for title in summary([], 1.0)))
-    calm = light(seconds)
-    both = sorted(calm + flood(seconds), key=lambda arrival: arrival.at_s)
-    for name, trace, policy in (
-        ("light alone", calm, "engine"),
-        ("beside a flood", both, "engine"),
-        ("beside a flood", both, "arrival"),
+    for name, policy in (
+        ("light alone", "engine"),
+        ("beside a flood", "engine"),
+        ("beside a flood", "arrival"),
     ):
-        served = Simulation(trace, POLICIES[policy], LLAMA_160M_BF16).run(seconds)
-        for tenant in ("t", "flood") if trace is both else ("t",):
+        served: list[Served] = []
+        for draw in range(num_draws):
+            trace = light(seconds, seed=2 * draw)
+            if name != "light alone":
+                trace = trace + flood(seconds, seed=2 * draw + 1)
+            trace.sort(key=lambda arrival: arrival.at_s)
+            served += Simulation(trace, POLICIES[policy], LLAMA_160M_BF16).run(seconds)
+        for tenant in ("t", "flood") if name != "light alone" else ("t",):
             own = [each for each in served if each.arrival.tenant.startswith(tenant)]
-            show("  the flood" if tenant == "flood" else name, policy, summary(own, seconds))
+            figures = summary(own, seconds * num_draws)
+            show("  the flood" if tenant == "flood" else name, policy, figures)
 
 
 def main() -> None:
@@ -335,9 +341,10 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--fairness", action="store_true", help="tenants instead of traces")
     parser.add_argument("--seconds", type=float, default=300.0, help="of the flood")
+    parser.add_argument("--draws", type=int, default=1, help="of the flood's arrivals")
     options = parser.parse_args()
     if options.fairness:
-        show_fairness(options.seconds)
+        show_fairness(options.seconds, options.draws)
     else:
         names, policies = (
             options.trace or (*TRACES, "at once"),

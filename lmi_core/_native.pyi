@@ -273,6 +273,9 @@ class MappedFile:
     def drop(self, offset: int, num_bytes: int) -> None:
         """Tell the kernel that these pages aren't needed again (MADV_DONTNEED)."""
 
+def checksum(content: bytes | bytearray | memoryview) -> int:
+    """64 bits that tell damaged bytes from whole ones; no protection against intent."""
+
 def is_finite(values: npt.NDArray[np.generic]) -> bool:
     """Whether a contiguous array of fp32, fp16, or bf16 as uint16 holds neither NaN nor infinities. Releases the GIL."""
 
@@ -383,6 +386,9 @@ class KvCache:
     def head_dim(self) -> int: ...
     @property
     def num_bytes(self) -> int: ...
+    @property
+    def bytes_per_block(self) -> int:
+        """Of a block's memory in all layers."""
     def lay_pages_ahead(self, num_used: int) -> None:
         """Let a thread touch the memory of blocks from ``num_used`` on: at most 64 MiB of it."""
 
@@ -391,11 +397,11 @@ class KvCache:
     ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
         """K and V of a block as [block_size, num_kv_heads, head_dim] float32 (tests)."""
 
-    def copy_out(self, block_id: int) -> bytes:
-        """A block's memory of every layer, one layer after the other."""
+    def copy_out(self, block_id: int, target: bytearray | memoryview) -> None:
+        """Put a block's memory of every layer into ``target``, one layer after the other."""
 
-    def copy_in(self, block_id: int, content: bytes) -> None:
-        """Make a block what ``copy_out`` returned."""
+    def copy_in(self, block_id: int, content: bytes | bytearray) -> None:
+        """Make a block what ``copy_out`` gave."""
 
 @final
 class Handle:

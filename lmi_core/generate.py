@@ -30,7 +30,7 @@ async def _generate(args: argparse.Namespace, model: LocalModel, text: str) -> i
 
     progress = TerminalProgress()
     request = build_request(args, model, text)
-    engine = Engine(model.config, progress=progress)
+    engine = Engine(model.asked, progress=progress)
     async with engine:
         progress.finish()
         await _stream(engine, request, show_stats=args.stats)

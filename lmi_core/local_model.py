@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lmi_core.config.resolve import resolve
 from lmi_core.config.sources.command_line import split_arguments
@@ -14,6 +15,9 @@ from lmi_core.errors import UserError
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.text.chat import ChatTemplate
 
+if TYPE_CHECKING:
+    from lmi_core.models.loader import FoundModel
+
 
 @dataclass(frozen=True, slots=True)
 class LocalModel:
@@ -21,6 +25,13 @@ class LocalModel:
 
     config: EngineConfig
     template: ChatTemplate | None
+    found: FoundModel | None = None
+    """What was read of its files, for one engine."""
+
+    @property
+    def asked(self) -> EngineConfig | FoundModel:
+        """What an engine loads."""
+        return self.found or self.config
 
 
 def parse_arguments(
@@ -65,4 +76,4 @@ def open_local_model(argv: Sequence[str], default_model: Path) -> LocalModel:
         template=None if named is None else str(named),
         config_path=None if config_path is None else Path(str(config_path)),
     )
-    return LocalModel(launch.engine, template)
+    return LocalModel(launch.engine, template, launch.found)

@@ -13,6 +13,7 @@ void bind_kv(pybind11::module_& m);
 void bind_step(pybind11::module_& m);
 void bind_weight(pybind11::module_& m);
 void bind_graph(pybind11::module_& m);
+void bind_worker(pybind11::module_& m);
 void bind_lora(pybind11::module_& m);
 void bind_draft(pybind11::module_& m);
 void bind_device(pybind11::module_& m);

@@ -1,4 +1,4 @@
-// The step graph and the worker.
+// The step graph.
 #include <pybind11/stl.h>
 
 #include <algorithm>
@@ -11,10 +11,8 @@
 #include "bind/lora_table.h"
 #include "bind/owned_where_made.h"
 #include "bind/py_graph.h"
-#include "graph/arena.h"
 #include "graph/graph.h"
 #include "graph/linear_weight.h"
-#include "graph/worker.h"
 #include "kv/kv_cache.h"
 
 namespace py = pybind11;
@@ -63,30 +61,6 @@ Handle add_token_types(PyGraph& self, const Handle& x, const py::array& table) {
   return {&self, self.graph.add_token_types(id_of(self, x), {.table = table.data(),
                                                              .table_dtype = array_dtype(table),
                                                              .num_columns = table.shape(1)})};
-}
-
-Handle kept_rows(PyGraph& self, const py::array& table) {
-  check_matrix(table, "the table of kept rows");
-  self.keep(table);
-  return {&self, self.graph.kept_rows(table_args(table, ""))};
-}
-
-void keep_rows(PyGraph& self, const Handle& x, py::array& table) {
-  check_matrix(table, "the table of kept rows");
-  const Value& value = x.value();
-  LMI_CHECK(table.shape(1) == value.columns && array_dtype(table) == value.dtype,
-            "the table has rows of ", table.shape(1), " ", dtype_name(array_dtype(table)), ", ",
-            value.name, " of ", value.columns, " ", dtype_name(value.dtype));
-  self.keep(table);
-  self.graph.keep_rows(id_of(self, x), static_cast<uint8_t*>(table.mutable_data()));
-}
-
-Handle spread_columns(PyGraph& self, const Handle& x,
-                      const py::array_t<int32_t, py::array::c_style>& columns,
-                      int64_t num_columns) {
-  LMI_CHECK(columns.size() == x.value().columns, columns.size(), " columns for ", x.value().name);
-  self.keep(columns);
-  return {&self, self.graph.spread_columns(id_of(self, x), columns.data(), num_columns)};
 }
 
 // Weights and biases for columns of the graph's, in groups that are normalised each on its own.
@@ -369,10 +343,6 @@ void bind_graph_class(py::module_& m) {
             return Handle{&self, self.graph.gather_logit_rows(id_of(self, x))};
           },
           py::arg("x"), py::keep_alive<0, 1>())
-      .def("kept_rows", &kept_rows, py::arg("table"), py::keep_alive<0, 1>())
-      .def("keep_rows", &keep_rows, py::arg("x"), py::arg("table"))
-      .def("spread_columns", &spread_columns, py::arg("x"), py::arg("columns"),
-           py::arg("num_columns"), py::keep_alive<0, 1>())
       .def(
           "sample",
           [](PyGraph& self, const Handle& logits) { self.graph.sample(id_of(self, logits)); },
@@ -396,53 +366,15 @@ void bind_graph_class(py::module_& m) {
         }
         return rows;
       });
+  bind_kept_rows(graph);
   bind_ranks(m, graph);
-}
-
-void bind_worker(py::module_& m) {
-  py::class_<Worker, OwnedWhereMade<Worker>>(m, "Worker")
-      .def(py::init<int32_t>(), py::arg("num_threads"))
-      .def_property_readonly("num_threads", &Worker::num_threads)
-      .def(
-          "submit",
-          [](Worker& worker, PyGraph& graph, StepBuffer& step, int completion_fd) {
-            worker.submit(graph.graph, step, completion_fd);
-          },
-          py::arg("graph"), py::arg("step"), py::arg("completion_fd"))
-      .def(
-          "run",
-          [](Worker& worker, PyGraph& graph, StepBuffer& step) {
-            {
-              const py::gil_scoped_release release;
-              worker.submit(graph.graph, step, -1);
-              worker.drain();
-            }
-            LMI_CHECK(step.error.empty(), step.error);
-          },
-          py::arg("graph"), py::arg("step"))
-      .def("drain", &Worker::drain, py::call_guard<py::gil_scoped_release>())
-      .def("close", &Worker::close, py::call_guard<py::gil_scoped_release>());
-}
-
-// Lifetimes as bytes, first node, last node.
-py::tuple place(const std::vector<std::tuple<int64_t, int32_t, int32_t>>& lifetimes) {
-  std::vector<ArenaValue> values;
-  for (const auto& [num_bytes, first, last] : lifetimes) {
-    values.push_back({.num_bytes = num_bytes, .first_node = first, .last_node = last});
-  }
-  const int64_t num_bytes = assign_offsets(values);
-  py::list offsets;
-  for (const ArenaValue& value : values) offsets.append(value.offset);
-  return py::make_tuple(offsets, num_bytes);
 }
 
 }  // namespace
 
 void bind_graph(py::module_& m) {
-  m.def("assign_offsets", &place, py::arg("lifetimes"));
   bind_handle(m);
   bind_graph_class(m);
-  bind_worker(m);
 }
 
 }  // namespace lmi

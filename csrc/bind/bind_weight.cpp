@@ -220,31 +220,40 @@ py::tuple read_block(const KvCache& cache, int32_t layer, int32_t block) {
   return py::make_tuple(keys, values);
 }
 
-// A block's bytes of every layer, one layer after the other.
-py::bytes copy_block_out(const KvCache& cache, int32_t block_id) {
-  const KvCacheView& view = cache.view();
+// The memory of a block's content, the bytes of one layer after the other, which a caller has.
+uint8_t* block_content(const KvCacheView& view, int32_t block_id, const py::buffer_info& content) {
   LMI_CHECK(block_id >= 0 && block_id < view.num_blocks, "block ", block_id, " of ",
             view.num_blocks);
-  py::bytes content(nullptr, static_cast<size_t>(view.num_layers * view.block_bytes()));
-  char* target = PyBytes_AS_STRING(content.ptr());
-  for (int32_t layer = 0; layer < view.num_layers; ++layer) {
-    std::memcpy(target + layer * view.block_bytes(), view.key(layer, block_id, 0),
-                view.block_bytes());
-  }
-  return content;
+  const int64_t num_bytes = content.size * content.itemsize;
+  LMI_CHECK(num_bytes == view.num_layers * view.block_bytes(), "a block has ",
+            view.num_layers * view.block_bytes(), " bytes, not ", num_bytes);
+  return static_cast<uint8_t*>(content.ptr);
 }
 
-void copy_block_in(const KvCache& cache, int32_t block_id, const py::bytes& content) {
+void copy_block_out(const KvCache& cache, int32_t block_id, const py::buffer& target) {
   const KvCacheView& view = cache.view();
-  const auto bytes = static_cast<std::string_view>(content);
-  LMI_CHECK(block_id >= 0 && block_id < view.num_blocks, "block ", block_id, " of ",
-            view.num_blocks);
-  LMI_CHECK(static_cast<int64_t>(bytes.size()) == view.num_layers * view.block_bytes(),
-            "a block has ", view.num_layers * view.block_bytes(), " bytes, not ", bytes.size());
+  const py::buffer_info info = target.request(/*writable=*/true);
+  uint8_t* bytes = block_content(view, block_id, info);
   for (int32_t layer = 0; layer < view.num_layers; ++layer) {
-    std::memcpy(view.key(layer, block_id, 0), bytes.data() + layer * view.block_bytes(),
+    std::memcpy(bytes + layer * view.block_bytes(), view.key(layer, block_id, 0),
                 view.block_bytes());
   }
+}
+
+void copy_block_in(const KvCache& cache, int32_t block_id, const py::buffer& content) {
+  const KvCacheView& view = cache.view();
+  const py::buffer_info info = content.request();
+  const uint8_t* bytes = block_content(view, block_id, info);
+  for (int32_t layer = 0; layer < view.num_layers; ++layer) {
+    std::memcpy(view.key(layer, block_id, 0), bytes + layer * view.block_bytes(),
+                view.block_bytes());
+  }
+}
+
+uint64_t checksum_of(const py::buffer& content) {
+  const py::buffer_info info = content.request();
+  const py::gil_scoped_release release;
+  return checksum(static_cast<const uint8_t*>(info.ptr), info.size * info.itemsize);
 }
 
 void bind_kv_cache(py::module_& m) {
@@ -269,12 +278,15 @@ void bind_kv_cache(py::module_& m) {
           py::arg("head_dim"), py::arg("dtype"), py::arg("is_latent") = false)
       .def_property_readonly("head_dim", [](const KvCache& c) { return c.view().head_dim; })
       .def_property_readonly("num_bytes", &KvCache::num_bytes)
+      .def_property_readonly(
+          "bytes_per_block",
+          [](const KvCache& cache) { return cache.view().num_layers * cache.view().block_bytes(); })
       .def(
           "lay_pages_ahead",
           [](KvCache& cache, int32_t num_used) { cache.pages_ahead().follow(num_used); },
           py::arg("num_used"))
       .def("read", &read_block, py::arg("layer"), py::arg("block_id"))
-      .def("copy_out", &copy_block_out, py::arg("block_id"))
+      .def("copy_out", &copy_block_out, py::arg("block_id"), py::arg("target"))
       .def("copy_in", &copy_block_in, py::arg("block_id"), py::arg("content"));
 }
 
@@ -283,6 +295,7 @@ void bind_kv_cache(py::module_& m) {
 void bind_weight(py::module_& m) {
   bind_linear_weight(m);
   m.def("is_finite", &is_finite, py::arg("values"));
+  m.def("checksum", &checksum_of, py::arg("content"));
   bind_kv_cache(m);
 }
 

@@ -10,6 +10,7 @@ PYBIND11_MODULE(_native, m) {
   lmi::bind_weight(m);
   lmi::bind_lora(m);
   lmi::bind_graph(m);
+  lmi::bind_worker(m);
   lmi::bind_device(m);
   lmi::bind_draft(m);
 }

@@ -63,6 +63,9 @@ inline std::vector<py::object> weights_of(PyGraph& self, const py::object& weigh
   return owners;
 }
 
+// What is recorded for heads that draft: rows that later steps read, and columns of a vocabulary.
+void bind_kept_rows(py::class_<PyGraph>& graph);
+
 // What the ranks of a group record beside other ops, and the group.
 void bind_ranks(py::module_& m, py::class_<PyGraph>& graph);
 

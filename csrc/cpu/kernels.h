@@ -15,25 +15,13 @@
 #include <vector>
 
 #include "common/dtype.h"
+#include "cpu/instruction_set.h"
 #include "cpu/packed_linear.h"
 #include "graph/sampling_table.h"
 #include "graph/step.h"
 #include "kv/kv_layout.h"
 
 namespace lmi::cpu {
-
-// Levels, of each processor worst first. Vnni: dot products of bytes; Bf16: of bf16, too.
-enum class InstructionSet : uint8_t {
-  kScalar,
-  kAvx2,
-  kAvx2Vnni,
-  kAvx512,
-  kAvx512Vnni,
-  kAvx512Bf16,
-  kNeon,
-  kNeonDotprod,  // sdot
-  kNeonBf16      // bfdot, usdot
-};
 
 // Per-thread memory for packing and partial results.
 struct Scratch {
@@ -364,26 +352,32 @@ struct WeightQuantizer {
                  int32_t offset, uint8_t* codes) = nullptr;
 };
 
+// Every op's kernel, and the arguments that it takes. An .inc of isa/ defines <op>_kernel.
+#define LMI_KERNELS(KERNEL)                 \
+  KERNEL(embed, EmbedArgs)                  \
+  KERNEL(norm, NormArgs)                    \
+  KERNEL(quantize_rows, QuantizeRowsArgs)   \
+  KERNEL(linear, LinearArgs)                \
+  KERNEL(activation, ActivationArgs)        \
+  KERNEL(lora_add, LoraAddArgs)             \
+  KERNEL(route, RouteArgs)                  \
+  KERNEL(group_rows, GroupRowsArgs)         \
+  KERNEL(grouped_linear, GroupedLinearArgs) \
+  KERNEL(head_linear, HeadLinearArgs)       \
+  KERNEL(rope_cache_write, RopeCacheArgs)   \
+  KERNEL(attention, AttentionArgs)          \
+  KERNEL(gather_rows, GatherRowsArgs)       \
+  KERNEL(scatter_rows, ScatterRowsArgs)     \
+  KERNEL(spread_columns, SpreadColumnsArgs) \
+  KERNEL(sum, SumArgs)                      \
+  KERNEL(sample, SampleArgs)                \
+  KERNEL(block_copy, BlockCopyArgs)
+
 struct Kernels {
   InstructionSet instruction_set = InstructionSet::kScalar;
-  Kernel<EmbedArgs> embed;
-  Kernel<NormArgs> norm;
-  Kernel<QuantizeRowsArgs> quantize_rows;
-  Kernel<LinearArgs> linear;
-  Kernel<ActivationArgs> activation;
-  Kernel<LoraAddArgs> lora_add;
-  Kernel<RouteArgs> route;
-  Kernel<GroupRowsArgs> group_rows;
-  Kernel<GroupedLinearArgs> grouped_linear;
-  Kernel<HeadLinearArgs> head_linear;
-  Kernel<RopeCacheArgs> rope_cache_write;
-  Kernel<AttentionArgs> attention;
-  Kernel<GatherRowsArgs> gather_rows;
-  Kernel<ScatterRowsArgs> scatter_rows;
-  Kernel<SpreadColumnsArgs> spread_columns;
-  Kernel<SumArgs> sum;
-  Kernel<SampleArgs> sample;
-  Kernel<BlockCopyArgs> block_copy;
+#define LMI_KERNEL_FIELD(op, Args) Kernel<Args> op;
+  LMI_KERNELS(LMI_KERNEL_FIELD)
+#undef LMI_KERNEL_FIELD
   WeightQuantizer weight_quantizer;
   BlockPacking block_packing;
   Roofs roofs;
@@ -393,13 +387,6 @@ struct Kernels {
 int64_t attention_workspace_bytes(const StepCapacity& capacity, int32_t num_q_heads,
                                   const KvCacheView& cache);
 
-// Levels compiled into this build that this CPU can run, worst first.
-std::vector<InstructionSet> available_instruction_sets();
-// "scalar", "avx2_vnni", "neon_bf16" and so on: the enumerators in snake case.
-const char* instruction_set_name(InstructionSet level);
-// The best level, or the one the environment variable LMI_INSTRUCTION_SET names.
-InstructionSet default_instruction_set();
-InstructionSet parse_instruction_set(const std::string& name);  // throws Error with what is allowed
 const Kernels& kernels(InstructionSet level);
 
 }  // namespace lmi::cpu

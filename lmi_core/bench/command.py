@@ -121,7 +121,7 @@ async def _measure(args: argparse.Namespace, words: Sequence[str], default_model
     if args.kind != "serve":
         opened = _for_offline(args, opened)
     progress, log = TerminalProgress(), StepLog()
-    async with Engine(opened.config, observer=log, progress=progress) as engine:
+    async with Engine(opened.asked, observer=log, progress=progress) as engine:
         progress.finish()
         info, name = engine.info.runner, opened.config.served_model_name
         formats = " and ".join(filter(None, (info.dtype, info.quantize)))
@@ -147,7 +147,7 @@ def _for_offline(args: argparse.Namespace, opened: LocalModel) -> LocalModel:
     config = opened.config
     batch = max(config.max_num_seqs, *args.batches)
     config = replace(config, enable_prefix_caching=False, max_num_seqs=batch)
-    return replace(opened, config=config)
+    return replace(opened, config=config, found=None)
 
 
 def _server(args: argparse.Namespace, url: str) -> Target:

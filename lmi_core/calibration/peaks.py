@@ -41,26 +41,24 @@ _DIGEST_BYTES = hashlib.sha256().digest_size
 
 
 def smoothing_for(
-    config: EngineConfig,
-    found: FoundModel,
-    progress: Callable[[str, int, int], None] | None = None,
+    found: FoundModel, progress: Callable[[str, int, int], None] | None = None
 ) -> Smoothing | None:
-    """What SmoothQuant does to the model that was found for ``config``, by a calibration that is
-    made now or was made before; None: it isn't asked for.
+    """What SmoothQuant does to the model that was found, by a calibration that is made now or was
+    made before; None: it isn't asked for.
 
     Raises ModelError and UserError as reading the model and the text does.
     """
     if found.quantize != "smoothquant":
         return None
-    text = read_text(config.calibration_file)
-    path = _path(config, found, text)
+    text = read_text(found.asked.calibration_file)
+    path = _path(found.asked, found, text)
     layers = None if path is None else _read(path, found.spec)
     if layers is None:
         on_bytes = None if progress is None else partial(progress, "calibration")
-        layers = tuple(measured_peaks(config, found, text, on_bytes))
+        layers = tuple(measured_peaks(found.asked, found, text, on_bytes))
         if path is not None:
             _write(path, layers)
-    return Smoothing(layers, config.smoothquant_alpha)
+    return Smoothing(layers, found.asked.smoothquant_alpha)
 
 
 def measured_peaks(

@@ -42,7 +42,7 @@ def open_source(args: argparse.Namespace, model: list[str], default_model: Path)
     opened = open_local_model(model, default_model)
     if opened.template is None:
         raise UserError(f"{opened.config.model} has no chat template; lmi generate --raw goes on")
-    return LocalSource(Engine(opened.config, own_loop=True), opened.template)
+    return LocalSource(Engine(opened.asked, own_loop=True), opened.template)
 
 
 def chat(args: argparse.Namespace, source: AnswerSource) -> int:

@@ -67,7 +67,7 @@ def main(
     if not report.errors:
         problems = Problems([*report.warnings, *judge_server(report.server)])
         for model in report.models:
-            problems.items += judge(model, report.server, environ)
+            problems.items += judge(model, report.server, environ).problems
         report = replace(report, errors=problems.errors, warnings=problems.warnings)
     report = replace(report, rows=tuple(refused_rows(rows, report.errors) for rows in report.rows))
     needs = [_needs(model, report.server, environ) for model in report.models]

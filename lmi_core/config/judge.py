@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from lmi_core.config.artefacts.cache import readable_directory
 from lmi_core.config.artefacts.fetch import check_source
@@ -20,13 +21,23 @@ from lmi_core.config.targets.server_config import ServerConfig
 from lmi_core.errors import MissingExtraError, UserError
 from lmi_core.weights.checkpoint import weight_files
 
-_Check = Callable[[], Sequence[str] | None]
-"""Raises UserError for what can't be served; what it returns are warnings."""
+if TYPE_CHECKING:
+    from lmi_core.models.loader import FoundModel
+
+_Check = Callable[[], "tuple[str, ...] | FoundModel | None"]
+"""Raises UserError for what can't be served; what it returns are warnings, or a model that has
+some."""
 
 
-def judge(
-    model: ModelConfig, server: ServerConfig, environ: Mapping[str, str]
-) -> tuple[Problem, ...]:
+class Verdict(NamedTuple):
+    """On a model: what speaks against it, with warnings, and what was read of its files."""
+
+    problems: tuple[Problem, ...]
+    found: FoundModel | None = None
+    """For our engine, to load; None: its files aren't here, or have faults."""
+
+
+def judge(model: ModelConfig, server: ServerConfig, environ: Mapping[str, str]) -> Verdict:
     """Return everything that speaks against serving ``model``, by what is on this machine, and
     warnings of what is served otherwise than its files say.
 
@@ -35,17 +46,22 @@ def judge(
     Damage inside of tensors shows later, while they are loaded: a NaN or an infinity among weights
     or scales is refused by its tensor's name.
     """
-    problems = Problems()
+    problems, found = Problems(), None
     for check in _checks(model, server, environ):
         try:
-            for note in check() or ():
+            result = check()
+            if isinstance(result, tuple | None):
+                notes = result or ()
+            else:
+                found, notes = result, result.notes
+            for note in notes:
                 problems.warn(str(model.source.location), note)
         except UserError as error:
             key = error.field if error.field in model.values else None
             problems.error("" if key is None else model.where(key), str(error), key)
         except OSError as error:
             problems.error(str(error.filename or ""), f"can't be read: {error.strerror or error}")
-    return tuple(problems.items)
+    return Verdict(tuple(problems.items), found)
 
 
 def judge_server(server: ServerConfig) -> tuple[Problem, ...]:
@@ -68,7 +84,9 @@ def _checks(
     yield lambda: _check_code(model)
     if model.backend == "handler":
         return
-    yield lambda: check_source(model.source, server, environ)
+    directory = _whole_directory(model, server, environ)
+    if directory is None or model.backend != "lmi":  # else what is loaded is read below
+        yield lambda: check_source(model.source, server, environ)
     named = () if model.lora is None else model.lora.named
     for adapter in named:
         yield lambda adapter=adapter: check_source(adapter.source, server, environ, check_adapter)  # type: ignore[misc]
@@ -77,7 +95,6 @@ def _checks(
         yield lambda: check_source(draft, server, environ)
     yield lambda: _check_device(model)
     yield lambda: _check_copies(model)
-    directory = _whole_directory(model, server, environ)
     yield lambda: _check_template(model, directory)
     if directory is None:
         return
@@ -159,7 +176,7 @@ def _check_template(model: ModelConfig, directory: Path | None) -> None:
     )
 
 
-def _check_sampling(model: ModelConfig, directory: Path) -> Sequence[str]:
+def _check_sampling(model: ModelConfig, directory: Path) -> tuple[str, ...]:
     from lmi_core.config.targets.sampling_defaults import sampling_note
 
     return sampling_note(model, directory) if model.backend in ("lmi", "transformers") else ()
@@ -167,7 +184,7 @@ def _check_sampling(model: ModelConfig, directory: Path) -> Sequence[str]:
 
 def _check_native(
     model: ModelConfig, directory: Path, server: ServerConfig, environ: Mapping[str, str]
-) -> Sequence[str]:
+) -> FoundModel:
     from lmi_core.adapters.adapter import check_adapter_fits
     from lmi_core.models.draft_model import FIELD as DRAFT_FIELD
     from lmi_core.models.loader import find_model
@@ -186,13 +203,13 @@ def _check_native(
             error.field = model.draft.key
         raise
     if model.placement.num_copies > 1 and config.device == "cpu":
-        check_copies(config, found, model.placement.num_copies)
+        check_copies(found, model.placement.num_copies)
     found.quantized.check()
     if config.lora is not None:
         for _, path in config.lora.adapters:
             check_adapter_fits(path, found.spec, max_rank=config.lora.max_rank)
-    Tokenizer.load(directory, vocab_size=found.spec.vocab_size).close()
-    return found.notes
+    tokenizer = Tokenizer.load(directory, vocab_size=found.spec.vocab_size)
+    return replace(found, tokenizer=tokenizer)
 
 
 def _whole_adapters(

@@ -54,7 +54,7 @@ def _needs(model: ModelConfig, directory: Path, draft: Path | None) -> MemoryNee
     from lmi_core.runners.cpu.memory_needs import estimate_copies
 
     config = model.engine_config(directory, draft=draft)
-    needs = estimate_copies(config, find_model(config), model.placement.num_copies)
+    needs = estimate_copies(find_model(config), model.placement.num_copies)
     limit = int(_native.cpu_info()["memory_limit_bytes"])
     return MemoryNeeds(needs.weights, needs.kv_cache, limit, min(limit, free_bytes()))
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Coroutine
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lmi_core.copies.connection import Connection
 from lmi_core.copies.outbox import Batch, CopyStream, Outbox, SentObserver
@@ -22,6 +22,10 @@ from lmi_core.engine.request import GenerationRequest
 from lmi_core.runners.memory_claims import HOST_MEMORY
 from lmi_core.sandbox import message
 from lmi_core.weights.repack_cache import discard_partial_files
+
+if TYPE_CHECKING:
+    from lmi_core.models.loader import FoundModel
+    from lmi_core.settings.engine_config import EngineConfig
 
 _STATS_S = 0.2
 """Statistics follow activity after so long, and then no more often."""
@@ -84,12 +88,11 @@ class Child:
             os.sched_setaffinity(0, chain.from_iterable(settings.config.bound_cpus))
         observer = SentObserver(self._outbox)
         try:
+            asked: EngineConfig | FoundModel = settings.config
             if settings.packs:
-                from lmi_core.runners.cpu.cpu_runner import keep_packed
-
-                await asyncio.to_thread(keep_packed, settings.config, self._progress)
+                asked = await asyncio.to_thread(self._pack, settings)
             engine = Engine(
-                settings.config,
+                asked,
                 observer=observer,
                 progress=self._progress,
                 has_fingerprint=False,
@@ -101,6 +104,13 @@ class Child:
             return
         self._engine = engine
         self._connection.send(("ready", engine.info, engine.stats()))
+
+    def _pack(self, settings: CopySettings) -> FoundModel:
+        from lmi_core.runners.cpu.cpu_runner import find_cpu_model, keep_packed
+
+        found = find_cpu_model(settings.config, settings.claimed_bytes)
+        keep_packed(found, self._progress)
+        return found
 
     def _progress(self, what: str, num_done: int, num_all: int) -> None:
         message = ("progress", what, num_done, num_all)

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -237,7 +237,7 @@ class Copies:
             state=self._state,
             is_healthy=self.healthy,
             num_waiting=waiting + self._num_encoding,
-            totals=_summed([self._gone, *(s.totals for s in known)]),
+            totals=EngineTotals.sum([self._gone, *(s.totals for s in known)]),
             **sums,
         )
 
@@ -304,7 +304,7 @@ class Copies:
 
     def on_down(self, copy: CopyProcess) -> None:
         if copy.stats is not None:
-            self._gone = _summed([self._gone, copy.stats.totals])
+            self._gone = EngineTotals.sum([self._gone, copy.stats.totals])
         self._dispatch.remove_copy(copy)
 
     async def on_leaving(self, copy: CopyProcess) -> None:
@@ -343,7 +343,7 @@ class Copies:
 
         claimed_bytes = HOST_MEMORY.total_bytes - HOST_MEMORY.of(self)
         found = find_cpu_model(self.config, claimed_bytes)
-        num_bytes = check_copies(self.config, found, num_copies, claimed_bytes)
+        num_bytes = check_copies(found, num_copies, claimed_bytes)
         self._shares_weights = shares_weights(self.config, found.checkpoint.stored_bytes)
         HOST_MEMORY.claim(self, num_bytes)
 
@@ -394,8 +394,3 @@ def _check_kind(config: EngineConfig, num_copies: int) -> None:
             "CPU in this version",
             field="num_copies",
         )
-
-
-def _summed(parts: Sequence[EngineTotals]) -> EngineTotals:
-    names = [field.name for field in fields(EngineTotals)]
-    return EngineTotals(**{name: sum(getattr(part, name) for part in parts) for name in names})

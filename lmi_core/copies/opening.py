@@ -12,7 +12,7 @@ from lmi_core.copies.router import Entry
 from lmi_core.engine.intake import derived_seed
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.stream import EventStream
-from lmi_core.text.tokenizer import WholeText
+from lmi_core.text.framed_text import WholeText
 
 _EXPECTED_TOKENS = 256
 """Of the output of a choice that doesn't say how long it may be."""

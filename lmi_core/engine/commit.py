@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from lmi_core.engine.outputs import FinishReason
 from lmi_core.engine.ranked_tokens import Ranked
 from lmi_core.engine.sequence import ActiveRequest, Sequence
+
+if TYPE_CHECKING:
+    from lmi_core._native import Step
 
 
 class Output(NamedTuple):
@@ -36,6 +39,9 @@ class PromptChunk(NamedTuple):
 class Commit:
     """What a completed step brought, to be delivered."""
 
+    step: Step
+    completed_s: float = 0.0
+    """When it was, by ``time.monotonic``; the loop says it."""
     outputs: list[Output] = field(default_factory=list)
     prompt_chunks: list[PromptChunk] = field(default_factory=list)
     pooled: list[Sequence] = field(default_factory=list)

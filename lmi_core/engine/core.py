@@ -40,8 +40,9 @@ from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.structured.banned_sequences import BannedSequences
 from lmi_core.structured.compiler import GrammarCompiler
 from lmi_core.structured.matcher import CompiledGrammar
+from lmi_core.text.framed_text import WholeText
 from lmi_core.text.stop import StopStrings, stop_strings
-from lmi_core.text.tokenizer import Tokenizer, WholeText
+from lmi_core.text.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
 

@@ -47,8 +47,9 @@ class Delivery:
         self._observer = observer
         self._head = head
 
-    def deliver(self, commit: Commit, step: Step, now_s: float) -> None:
-        """Put the events of one step; ``now_s`` is when it completed (``time.monotonic``)."""
+    def deliver(self, commit: Commit) -> None:
+        """Put the events of one step."""
+        step, now_s = commit.step, commit.completed_s
         for chunk in commit.prompt_chunks:
             self._collect_prompt(chunk, step)
         touched: dict[ActiveRequest, None] = {}

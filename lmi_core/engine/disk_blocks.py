@@ -2,9 +2,9 @@
 
 A model's blocks lie in a directory named after all that decides their bits, and each is named by
 its prefix hash, which a secret of the installation, the adapter's content and the tenant's salt go
-into. A file is complete when it has its name, and its content is believed only if the keyed digest
-in front of it agrees. One process writes, the one that has the lock; others only read. Whatever
-goes wrong costs nothing but the blocks.
+into. A file is complete when it has its name, and its content is believed only if the digest in
+front of it agrees: keyed, of the name and the content's checksum. One process writes, the one that
+has the lock; others only read. Whatever goes wrong costs nothing but the blocks.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import cast
 
+from lmi_core._native import checksum
 from lmi_core.errors import EngineError
 from lmi_core.runners.prefix_secret import derived, installation_secret
 from lmi_core.runners.runner import BlockContent, BlockRunner, Runner
@@ -33,6 +34,10 @@ _DIGEST_BYTES = 32
 _CLOSE_S = 10.0
 _MAX_PENDING_BYTES = 128 << 20
 """Copies of blocks that wait to be written; more aren't taken."""
+_MAX_SPARE_BYTES = 16 << 20
+"""Memory of copies that is kept for the next ones: fresh pages cost as much as copying."""
+_FORMAT = "2"
+"""Of the files: blocks of another one are another model's."""
 
 
 class DiskBlocks:
@@ -45,7 +50,8 @@ class DiskBlocks:
         blocks' bits depend on. ``max_bytes``: of all models in ``directory``. Raises OSError."""
         self._secret = installation_secret(directory)
         self._root = directory
-        self._directory = directory / derived(self._secret, f"model {model_key}", 16).hex()
+        name = derived(self._secret, f"model {model_key} {_FORMAT}", 16).hex()
+        self._directory = directory / name
         self._directory.mkdir(mode=0o700, exist_ok=True)
         self._key = derived(self._secret, "block digests", _DIGEST_BYTES)
         self._block_bytes = block_bytes
@@ -57,8 +63,9 @@ class DiskBlocks:
         self._other_bytes = 0
         """Of other models."""
         self._pending: set[str] = set()
-        self._queue: queue.SimpleQueue[tuple[str, bytes | BlockContent] | None]
+        self._queue: queue.SimpleQueue[tuple[str, bytearray, BlockContent | None] | None]
         self._queue = queue.SimpleQueue()
+        self._spare: list[bytearray] = []
         self._said: set[str] = set()
         self._lock_file = self._take_lock()
         self._thread: threading.Thread | None = None
@@ -78,27 +85,39 @@ class DiskBlocks:
     def has(self, block_hash: bytes) -> bool:
         return block_hash.hex() in self._names
 
-    def keep(self, block_hash: bytes, copy: Callable[[], bytes | BlockContent]) -> None:
-        """Have a block written, of which ``copy`` is called at once, unless it is there, or there
-        is more to be written than the disk can take."""
+    def keep(self, block_hash: bytes, copy: Callable[[bytearray], BlockContent | None]) -> None:
+        """Have a block written, which ``copy`` is called at once to put into memory, unless it is
+        there, or there is more to be written than the disk can take."""
         name = block_hash.hex()
         if self._thread is None or name in self._names or name in self._pending:
             return
         if (len(self._pending) + 1) * self._block_bytes > _MAX_PENDING_BYTES:
             return
+        content = self._memory()
+        rest = copy(content)
         with self._lock:
             self._pending.add(name)
-        self._queue.put((name, copy()))
+        self._queue.put((name, content, rest))
 
-    def read(self, hashes: Iterable[bytes]) -> list[bytes]:
-        """The contents of leading blocks, up to the first that isn't there or isn't whole."""
+    def read(self, hashes: Iterable[bytes]) -> list[bytearray]:
+        """The contents of leading blocks, up to the first that isn't there or isn't whole, until
+        they are given back."""
+        names = [block_hash.hex() for block_hash in hashes]
+        for name in names:
+            self._ask_for(name)
         contents = []
-        for block_hash in hashes:
-            content = self._read(block_hash.hex())
+        for name in names:
+            content = self._read(name)
             if content is None:
                 break
             contents.append(content)
         return contents
+
+    def give_back(self, contents: Iterable[bytearray]) -> None:
+        """Let memory that ``read`` returned be used again."""
+        for content in contents:
+            if len(self._spare) * self._block_bytes < _MAX_SPARE_BYTES:
+                self._spare.append(content)
 
     def close(self) -> None:
         """Write what waits, and let another process be the writer."""
@@ -157,9 +176,10 @@ class DiskBlocks:
 
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:
-            name, copied = item
+            name, content, rest = item
             try:
-                content = _whole(copied)
+                if rest is not None:
+                    rest.result()
                 try:
                     self._write(name, content)
                 except FileNotFoundError:
@@ -171,6 +191,7 @@ class DiskBlocks:
                 self._say(f"a block isn't written to {self._directory}: {error}")
             with self._lock:
                 self._pending.discard(name)
+            self.give_back([content])
 
     def _make_again(self) -> None:
         """Begin anew in place of a directory that was removed, under the secret that hashes are
@@ -185,7 +206,14 @@ class DiskBlocks:
             self._find()
         log.warning("%s was removed; it is made again, empty", self._directory)
 
-    def _write(self, name: str, content: bytes) -> None:
+    def _memory(self) -> bytearray:
+        """Of a block, whatever it holds."""
+        try:
+            return self._spare.pop()
+        except IndexError:
+            return bytearray(self._block_bytes)
+
+    def _write(self, name: str, content: bytearray) -> None:
         if self._lock_file is None:
             return
         self._make_room()
@@ -196,9 +224,9 @@ class DiskBlocks:
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
             descriptor = os.open(partial, flags, 0o600)
             try:
-                for part in (self._digest(name, content), content):
-                    if os.write(descriptor, part) < len(part):
-                        raise OSError("the disk is full")
+                parts = (self._digest(name, content), content)
+                if os.writev(descriptor, parts) < self._file_bytes:
+                    raise OSError("the disk is full")
             finally:
                 os.close(descriptor)
             partial.rename(self._path(name))
@@ -220,17 +248,30 @@ class DiskBlocks:
             with suppress(OSError):
                 self._path(name).unlink()
 
-    def _read(self, name: str) -> bytes | None:
+    def _ask_for(self, name: str) -> None:
+        """Have the drive read a file while others are waited for."""
+        with suppress(OSError):  # who reads it says so
+            descriptor = os.open(self._path(name), os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_WILLNEED)
+            finally:
+                os.close(descriptor)
+
+    def _read(self, name: str) -> bytearray | None:
         path = self._path(name)
+        digest, content, more = bytearray(_DIGEST_BYTES), self._memory(), bytearray(1)
         try:
-            with path.open("rb", buffering=0) as file:
-                digest, content = file.read(_DIGEST_BYTES), file.read()
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                num_bytes = os.readv(descriptor, (digest, content, more))
+            finally:
+                os.close(descriptor)
         except OSError as error:
             if not isinstance(error, FileNotFoundError):
                 self._say(f"a block can't be read from {self._directory}: {error.strerror}")
             self._forget(name)
             return None
-        if len(content) != self._block_bytes or digest != self._digest(name, content):
+        if num_bytes != self._file_bytes or digest != self._digest(name, content):
             log.warning("%s is damaged; it is computed again", path)
             self._forget(name)
             with suppress(OSError):
@@ -243,10 +284,9 @@ class DiskBlocks:
             os.utime(path)
         return content
 
-    def _digest(self, name: str, content: bytes) -> bytes:
-        digest = hashlib.sha256(self._key + name.encode())
-        digest.update(content)
-        return digest.digest()
+    def _digest(self, name: str, content: bytearray) -> bytes:
+        text = f"{name} {checksum(content)}"
+        return hashlib.blake2b(text.encode(), key=self._key, digest_size=_DIGEST_BYTES).digest()
 
     def _forget(self, name: str) -> None:
         with self._lock:
@@ -261,10 +301,6 @@ class DiskBlocks:
             log.warning(text)
 
 
-def _whole(content: bytes | BlockContent) -> bytes:
-    return content if isinstance(content, bytes) else content.result()
-
-
 def open_disk_blocks(
     config: EngineConfig, runner: Runner, fingerprint: str | None
 ) -> DiskBlocks | None:
@@ -275,7 +311,7 @@ def open_disk_blocks(
     if fingerprint is None:
         log.warning("no prefixes are kept in %s: the model's files can't be read", directory)
         return None
-    num_bytes = len(_whole(cast(BlockRunner, runner).cache.copy_out(0)))
+    num_bytes = cast(BlockRunner, runner).cache.bytes_per_block
     try:
         disk = DiskBlocks(
             directory, fingerprint, block_bytes=num_bytes, max_bytes=config.prefix_cache_bytes

@@ -9,11 +9,10 @@ import queue
 import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from lmi_core.engine.completion import Completing
 from lmi_core.engine.core import EngineCore
@@ -22,7 +21,7 @@ from lmi_core.engine.loop_thread import LoopThread
 from lmi_core.engine.lora_slots import LoraSlots
 from lmi_core.engine.make_request import Prompt, make_request
 from lmi_core.engine.outputs import TokenEvent
-from lmi_core.engine.parts import EngineParts, load_parts
+from lmi_core.engine.parts import EngineParts, asked_of, load_parts
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.engine.stats import EngineInfo, EngineObserver, EngineStats, LifeState, NullObserver
@@ -32,8 +31,10 @@ from lmi_core.runners.runner import Runner
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.structured.compiler import GrammarCompiler
 from lmi_core.text.tokenizer import Tokenizer
-from lmi_core.weights.gguf.directory import model_directory
 from lmi_core.weights.hf_config import check_directory
+
+if TYPE_CHECKING:
+    from lmi_core.models.loader import FoundModel
 
 T = TypeVar("T")
 
@@ -50,7 +51,7 @@ class Engine(Completing):
 
     def __init__(
         self,
-        config: EngineConfig | Path | str,
+        config: EngineConfig | FoundModel | Path | str,
         *,
         runner: Runner | None = None,
         tokenizer: Tokenizer | None = None,
@@ -61,25 +62,23 @@ class Engine(Completing):
         check_integrity: bool = False,
         has_fingerprint: bool = True,
     ) -> None:
-        """``config``: a configuration, or a model directory or GGUF file for the defaults.
-        ``runner``, with its ``tokenizer`` and ``eos_token_ids``, replaces the one that would be
-        loaded. ``progress`` is called with what is loading, how much is done and of how much,
-        in the loading thread. ``check_integrity`` accounts for every KV block after every step
-        (tests). ``has_fingerprint``: False where somebody else gives it out, and it isn't needed.
+        """``config``: a configuration, what was found for one, or a directory or GGUF file for the
+        defaults. ``runner``, with its ``tokenizer`` and ``eos_token_ids``, replaces the one that
+        would be loaded. ``progress`` is called with what is loading, how much is done and of how
+        much, in the loading thread. ``check_integrity`` accounts for every KV block after every
+        step (tests). ``has_fingerprint``: False where somebody else gives it out.
         """
-        if not isinstance(config, EngineConfig):
-            config = EngineConfig(model=Path(config))
-        config = replace(config, model=model_directory(config.model))
+        asked = asked_of(config)
+        self.config = asked if isinstance(asked, EngineConfig) else asked.asked
         if (runner is None) != (tokenizer is None):
             raise UserError("give both runner and tokenizer, or neither")
         if runner is None:
-            check_directory(config.model)
-        self.config = config
-        self._parts: EngineParts | None = None
+            check_directory(self.config.model)
+        self._parts = None
         if runner is not None and tokenizer is not None:
             self._parts = EngineParts(runner, tokenizer, tuple(eos_token_ids))
         self._observer = observer or NullObserver()
-        self._load_parts = partial(load_parts, config, progress, has_fingerprint=has_fingerprint)
+        self._load_parts = partial(load_parts, asked, progress, has_fingerprint=has_fingerprint)
         self._check_integrity = check_integrity
         self._core: EngineCore | None = None
         self._state = LifeState.CREATED

@@ -115,6 +115,10 @@ class FairShares:
             if sequence.request.request.tenant in heavy and sequence.request.search is None
         )
 
+    def is_light(self, sequence: Sequence) -> bool:
+        """By what ``heavy`` has found last."""
+        return sequence.request.request.tenant in self._light
+
     def creditor(
         self, sequence: Sequence, running: list[Sequence], num_rows: int
     ) -> Sequence | None:

@@ -11,8 +11,9 @@ from lmi_core.engine.request import BACKGROUND, GenerationRequest
 from lmi_core.engine.stats import EngineInfo
 from lmi_core.errors import CapacityError, TaskError, UserError
 from lmi_core.settings.engine_config import EngineConfig
+from lmi_core.text.framed_text import WholeText
 from lmi_core.text.prompt_errors import check_token_ids, empty_prompt, prompt_too_long
-from lmi_core.text.tokenizer import Tokenizer, WholeText
+from lmi_core.text.tokenizer import Tokenizer
 
 _MAX_RETRY_AFTER_S = 60.0
 _MAX_PROMPT_TOKENS = 1 << 24

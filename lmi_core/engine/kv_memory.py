@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, cast
 
 from lmi_core.engine.contrastive_search import ContrastiveSearch
 from lmi_core.engine.pinned_prefixes import PinnedPrefixes
@@ -14,13 +14,6 @@ from lmi_core.runners.runner import PaddedRunner, Runner
 
 if TYPE_CHECKING:
     from lmi_core._native import BlockPool
-
-
-class Admission(NamedTuple):
-    """A sequence got its memory."""
-
-    copy: tuple[int, int] | None = None
-    """(source, target) of a block to copy before the step that it first runs in."""
 
 
 class KvMemory:
@@ -75,44 +68,44 @@ class KvMemory:
             return []
         return sequence.hashes[: (len(sequence.token_ids) - 1) // self.block_size]
 
-    def admit(self, sequence: Sequence, *, num_spare_blocks: int) -> Admission | None:
+    def admit(self, sequence: Sequence, *, num_spare_blocks: int) -> bool:
         """Give a waiting sequence, and its gang, rows and blocks for all of their tokens, if that
-        leaves ``num_spare_blocks`` available; None otherwise. What is cached, or computed by a
+        leaves ``num_spare_blocks`` available; False otherwise. What is cached, or computed by a
         sibling, is shared. Whatever it raises, it has taken nothing."""
-        admission: Admission | None = None
+        has_room = False
         admitted: list[Sequence] = []
         try:
             has_room = self._take_state_blocks(sequence.request, num_spare_blocks)
             for member in sequence.gang if has_room else ():
-                admission = self._admit_one(member, num_spare_blocks)
-                if admission is None:
+                has_room = self._admit_one(member, num_spare_blocks)
+                if not has_room:
                     break
                 admitted.append(member)
         except Exception:
             self._release_all(admitted, sequence.request)
             raise
-        if admission is None:
+        if not has_room:
             self._release_all(admitted, sequence.request)
-        return admission
+        return has_room
 
     def _release_all(self, sequences: list[Sequence], request: ActiveRequest) -> None:
         for sequence in sequences:
             self.release(sequence)
         self._free_state_blocks(request)
 
-    def _admit_one(self, sequence: Sequence, num_spare_blocks: int) -> Admission | None:
+    def _admit_one(self, sequence: Sequence, num_spare_blocks: int) -> bool:
         if not self._free_rows:
-            return None
+            return False
         source = _fork_source(sequence) if self._shares_blocks else None
         if source is not None:
             return self._admit_fork(sequence, source, num_spare_blocks)
         shared = self._cached_prefix(sequence)
         num_computed = len(shared) * self.block_size
         if not self._take(sequence, shared, num_computed, num_spare_blocks):
-            return None
+            return False
         if sequence.choice == 0:
             sequence.request.note_cached(num_computed)
-        return Admission()
+        return True
 
     def fork(self, sequences: list[Sequence], sources: list[Sequence]) -> bool:
         """Let each sequence of a gang, all of whose tokens are computed, go on behind its source
@@ -255,9 +248,7 @@ class KvMemory:
         promised = sum(self._num_max_blocks(s) - len(s.block_ids) for s in running)
         assert self._num_promised == promised, f"promised {self._num_promised}, not {promised}"
 
-    def _admit_fork(
-        self, sequence: Sequence, source: Sequence, num_spare_blocks: int
-    ) -> Admission | None:
+    def _admit_fork(self, sequence: Sequence, source: Sequence, num_spare_blocks: int) -> bool:
         """Share a sibling's prompt but for its last token, which the fork computes itself for its
         own first sample. A block that ends within the prompt is copied."""
         num_computed = sequence.num_prompt - 1
@@ -265,11 +256,10 @@ class KvMemory:
         shared = source.block_ids[:num_shared]
         self.pool.add_ref(shared)
         if not self._take(sequence, shared, num_computed, num_spare_blocks):
-            return None
-        if not num_copied_tokens:
-            return Admission()
-        copy = (source.block_ids[num_shared], sequence.block_ids[num_shared])
-        return Admission(copy)
+            return False
+        if num_copied_tokens:
+            sequence.copy = (source.block_ids[num_shared], sequence.block_ids[num_shared])
+        return True
 
     def _take_state_blocks(self, request: ActiveRequest, num_spare_blocks: int) -> bool:
         """Hold as many blocks as a request's hidden states take of memory; they stay empty."""

@@ -50,14 +50,6 @@ class Submitted(NamedTuple):
     done: asyncio.Future[None]
 
 
-class Committed(NamedTuple):
-    """A completed step whose events haven't been handed out."""
-
-    commit: Commit
-    step: Step
-    completed_s: float
-
-
 class StepLoop:
     """Drives scheduler and runner until told to stop; ``run`` is its only task."""
 
@@ -130,13 +122,13 @@ class StepLoop:
             await submitted.done
             committed = self._commit(submitted)
             if committed is not None:
-                self._deliver(committed)
+                self._delivery.deliver(committed)
 
     async def _run_overlapped(self) -> None:
         """As the plain loop, but events of a step are handed out while the next one runs, and where
         sequences only decode on, that one is submitted before the last one's tokens are known."""
         submitted: Submitted | None = None
-        committed: Committed | None = None
+        committed: Commit | None = None
         while submitted is not None or committed is not None or await self._has_work():
             if submitted is None:
                 submitted = self._submit_next()
@@ -145,7 +137,7 @@ class StepLoop:
                     self._costs.note_gap(gap_s, ahead=False)
             following = None if submitted is None else self._submit_ahead(submitted)
             if committed is not None:
-                self._deliver(committed)
+                self._delivery.deliver(committed)
                 committed = None
             if submitted is not None:
                 await submitted.done
@@ -235,7 +227,7 @@ class StepLoop:
             if not done.done():
                 done.set_result(None)
 
-    def _commit(self, submitted: Submitted) -> Committed | None:
+    def _commit(self, submitted: Submitted) -> Commit | None:
         """Take over a completed step; None if it failed."""
         plan, step, submitted_s, _ = submitted
         completed_s = time.monotonic()
@@ -262,10 +254,8 @@ class StepLoop:
         self._fail_requests(commit.failures, "taking over the request's step failed")
         if self._check_integrity:
             self._scheduler.check_integrity()
-        return Committed(commit, step, completed_s)
-
-    def _deliver(self, committed: Committed) -> None:
-        self._delivery.deliver(committed.commit, committed.step, committed.completed_s)
+        commit.completed_s = completed_s
+        return commit
 
     def _count(self, plan: Plan, step: Step, seconds: float) -> None:
         totals = self._totals

@@ -143,7 +143,7 @@ class ModelDrafts:
         self._trial = self._due(sequences, frozenset(s for s, _ in depths))
         num_left = most - depth * len(depths)
         if self._trial is not None and num_left > 0:
-            depths.append((self._trial, min(_TRIAL_DEPTH, num_left)))
+            depths.append((self._trial, min(_TRIAL_DEPTH, self._max_depth, num_left)))
         room = self._runner.max_model_len
         limited = [
             (s, min(depth, s.max_len - len(s.token_ids) - 1, room - len(s.token_ids)))
@@ -302,7 +302,9 @@ class ModelDrafts:
         """Rows to be computed. Find what others have computed of the sequence's text: whole blocks
         that it shares with them. All but one of its rows, at most, are known then."""
         size, known = self._block_size, sequence.num_drafted
-        while known % size == 0 and known // size < sequence.num_published:
+        # Without a prefix cache choices share blocks that have no hashes.
+        num_hashed = min(sequence.num_published, len(sequence.hashes))
+        while known % size == 0 and known // size < num_hashed:
             i = known // size
             if self._contents.get(sequence.block_ids[i]) != sequence.hashes[i]:
                 break
@@ -322,7 +324,8 @@ class ModelDrafts:
         for i in range(start // size, (end + num_drafts - 1) // size + 1):
             block_id = sequence.block_ids[i]
             self._contents.pop(block_id, None)
-            if i < sequence.num_published and end >= (i + 1) * size:
+            num_hashed = min(sequence.num_published, len(sequence.hashes))
+            if i < num_hashed and end >= (i + 1) * size:
                 self._contents[block_id] = sequence.hashes[i]
 
     def settle(self, chain: DraftChain, step: Step) -> None:

@@ -24,8 +24,8 @@ class PagedPolicy:
 
     Among several tenants, prompts are computed and rows are given in the order of what each was
     served, and a tenant that holds more rows than its part gives them to one that waits with less.
-    Beside light tenants (``FairShares.heavy``) steps are shorter, and a heavy one decodes with what
-    they leave of them.
+    Beside light tenants (``FairShares.heavy``) steps are shorter, those of a light one's prompt
+    have no rows of heavy ones, and these decode in what is left of others.
     """
 
     def __init__(
@@ -50,8 +50,9 @@ class PagedPolicy:
         self._waiting_steps = waiting_steps
         self._shares = FairShares() if shares is None else shares
         self._heavy: frozenset[Sequence] = frozenset()
-        self._num_heavy_rows = 0
-        """What runs of heavy tenants beside light ones, and how many decode in the step so far."""
+        self._num_heavy_rows = self._num_light_rows = 0
+        """What runs of heavy tenants beside light ones; how many of it decode in the step so far,
+        and how many rows of light ones' prompts it has."""
         self._num_held_steps = 0
         """Steps since the last admission, as far as they count for ``waiting_steps``."""
         self._refusal: tuple[Sequence, int, int] | None = None
@@ -61,7 +62,7 @@ class PagedPolicy:
     def plan(self) -> Plan:
         plan = Plan()
         self._heavy = self._shares.heavy(self._queues.running, self._info.max_num_seqs)
-        self._num_heavy_rows = 0
+        self._num_heavy_rows = self._num_light_rows = 0
         creditor = self._creditor()
         if creditor is not None:
             preempt(self._queues, self._memory, creditor)
@@ -126,9 +127,7 @@ class PagedPolicy:
             sequence.num_scheduled = 1
             sequences.append(sequence)
         for sequence in sequences:
-            if sequence.copy is not None:
-                plan.copies.append(sequence.copy)
-                sequence.copy = None
+            plan.take_copy(sequence)
         plan.num_tokens = len(sequences)
         return self._info.max_logit_rows - len(sequences)
 
@@ -185,13 +184,10 @@ class PagedPolicy:
         """Take waiting sequences in, those whose tenants were served less than that of ``before``;
         returns the logit rows left."""
         queues, memory, shares = self._queues, self._memory, self._shares
-        while (
-            queues.waiting
-            and memory.num_free_rows
-            and num_logit_rows
-            and self._num_tokens_left(plan) > 0
-        ):
+        while queues.waiting and memory.num_free_rows and num_logit_rows:
             sequence = shares.first(queues)
+            if self._num_tokens_left(plan, sequence) <= 0:
+                break
             if before is not None and shares.order(sequence) > shares.order(before):
                 break
             if self._takes_whole and not self._fits(sequence, plan):
@@ -200,18 +196,17 @@ class PagedPolicy:
             if state == self._refusal or not self._has_rows(sequence):
                 break
             try:
-                admission = memory.admit(sequence, num_spare_blocks=self._num_spare_blocks())
+                has_memory = memory.admit(sequence, num_spare_blocks=self._num_spare_blocks())
             except Exception as error:  # those behind it are admitted by the next step
                 plan.failures.append((sequence, error))
                 break
-            if admission is None:
+            if not has_memory:
                 self._refusal = state
                 break
             shares.note_admitted(sequence)
             self._num_held_steps = 0
-            if admission.copy is not None:
-                plan.copies.append(admission.copy)
             for member in sequence.gang:
+                plan.take_copy(member)
                 queues.run(member)
                 num_logit_rows = self._schedule_chunk(member, plan, num_logit_rows)
         return num_logit_rows
@@ -233,16 +228,24 @@ class PagedPolicy:
             return 0
         return max(num_running, self._memory.pool.num_blocks // 100)
 
-    def _num_tokens_left(self, plan: Plan) -> int:
-        """For the next prompt of the step."""
+    def _is_light(self, sequence: Sequence) -> bool:
+        return bool(self._heavy) and self._shares.is_light(sequence)
+
+    def _num_tokens_left(self, plan: Plan, sequence: Sequence) -> int:
+        """For a prompt, or a decoding sequence of a heavy tenant, which is the step's next one."""
         left = self._info.max_num_batched_tokens - plan.num_tokens
         most = self._info.num_saturating_tokens
-        if most is None or (plan.num_tokens == 0 and not self._heavy):
+        is_light = self._is_light(sequence)
+        if most is None or (plan.num_tokens == 0 and (is_light or not self._heavy)):
             return left
         num_decoding = plan.num_tokens - plan.num_prompt_tokens
-        if self._heavy:
+        if is_light:
+            most = most * 13 // 20
+        elif self._heavy:
+            if self._num_light_rows:
+                return 0
             # With its keys and logits a decoding row costs two of a prompt's.
-            most, num_decoding = most * 2 // 3, 2 * num_decoding
+            most, num_decoding = most * 5 // 9, 2 * num_decoding
         num_spent = min(num_decoding, most // 2) + plan.num_prompt_tokens + self._num_heavy_rows
         return max(0, min(left, most - num_spent))
 
@@ -251,7 +254,7 @@ class PagedPolicy:
         num_pending = sequence.num_pending
         if not num_pending:  # it waits for the others of its gang
             return num_logit_rows
-        num_tokens = min(num_pending, self._num_tokens_left(plan))
+        num_tokens = min(num_pending, self._num_tokens_left(plan, sequence))
         if self._takes_whole:
             num_tokens = num_pending
         if sequence.is_scoring_prompt:
@@ -266,4 +269,5 @@ class PagedPolicy:
             plan.num_tokens += num_tokens
             plan.num_prompt_tokens += num_tokens
             self._num_heavy_rows += num_pending == 1 and sequence in self._heavy
+            self._num_light_rows += num_tokens * self._is_light(sequence)
         return num_logit_rows - num_rows

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lmi_core.engine.disk_blocks import DiskBlocks, open_disk_blocks
 from lmi_core.engine.fingerprint import FingerprintOf
@@ -14,6 +16,10 @@ from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.structured.library import load_library
 from lmi_core.structured.matcher import GrammarLibrary
 from lmi_core.text.tokenizer import Tokenizer
+from lmi_core.weights.gguf.directory import model_directory
+
+if TYPE_CHECKING:
+    from lmi_core.models.loader import FoundModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +51,27 @@ class EngineParts:
                 opened.close()
 
 
+def asked_of(given: EngineConfig | FoundModel | Path | str) -> EngineConfig | FoundModel:
+    """What to load, with the directory that its files are in. Raises ModelError for a GGUF file
+    that can't be read."""
+    if isinstance(given, Path | str):
+        given = EngineConfig(model=Path(given))
+    if isinstance(given, EngineConfig):
+        return replace(given, model=model_directory(given.model))
+    return given
+
+
 def load_parts(
-    config: EngineConfig,
+    asked: EngineConfig | FoundModel,
     progress: Callable[[str, int, int], None] | None = None,
     *,
     has_fingerprint: bool = True,
 ) -> EngineParts:
     """Load a model; blocking. Raises as ``load_runner`` and ``load_tokenizer``."""
-    texts = TextParts(config)
+    config = asked if isinstance(asked, EngineConfig) else asked.asked
+    texts = TextParts(asked)
     try:
-        runner, files = load_runner(config, progress, texts.begin)
+        runner, files = load_runner(asked, progress, texts.begin)
     except BaseException:
         texts.close()
         raise

@@ -36,6 +36,12 @@ class Plan:
     expired: list[ActiveRequest] = field(default_factory=list)
     """Requests that waited for too long and were ended; they are in none of the lists above."""
 
+    def take_copy(self, sequence: Sequence) -> None:
+        """Have the block copied that the sequence goes on in, if it needs one."""
+        if sequence.copy is not None:
+            self.copies.append(sequence.copy)
+            sequence.copy = None
+
     @property
     def chain_s(self) -> float:
         """Seconds that the worker spent on the chain, once it is done."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from lmi_core.errors import TaskError, UserError
 from lmi_core.models.pooling import PoolingSpec
 from lmi_core.models.pooling_head import PoolingHead
-from lmi_core.text.tokenizer import FramedText, Truncate
+from lmi_core.text.framed_text import FramedText, Truncate
 from lmi_core.weights.formats import FloatArray
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING
 
 from lmi_core.engine.disk_blocks import DiskBlocks
@@ -34,7 +35,7 @@ class PrefixRestore:
 
     def keep(self, block_id: int, block_hash: bytes) -> None:
         """Have a block written that was just published."""
-        self._disk.keep(block_hash, lambda: self._memory.copy_out(block_id))
+        self._disk.keep(block_hash, partial(self._memory.copy_out, block_id))
 
     def wanted(self, hashes: list[bytes]) -> int:
         """How many leading blocks there would be with what the disk has; 0: no more than now."""
@@ -54,7 +55,7 @@ class PrefixRestore:
             end = min(len(hashes), room)
             starts = range(num_here, end, _BLOCKS_PER_TURN)
             groups = [hashes[start : min(start + _BLOCKS_PER_TURN, end)] for start in starts]
-            reads: deque[asyncio.Task[list[bytes]]] = deque()
+            reads: deque[asyncio.Task[list[bytearray]]] = deque()
             try:
                 for i, group in enumerate(groups):
                     for ahead in groups[i + len(reads) : i + _READS_AT_ONCE]:
@@ -68,7 +69,7 @@ class PrefixRestore:
             # Used last as a whole, so that its tail goes before its head.
             self._num_here(hashes)
 
-    def _put(self, hashes: list[bytes], contents: list[bytes]) -> bool:
+    def _put(self, hashes: list[bytes], contents: list[bytearray]) -> bool:
         """Cache blocks; whether all of them could be."""
         block_ids = self._pool.allocate(len(contents)) if contents else None
         if block_ids is None:
@@ -79,6 +80,7 @@ class PrefixRestore:
                 self._pool.publish(block_id, block_hash)
         finally:
             self._pool.free(block_ids)
+            self._disk.give_back(contents)
         self.num_restored += len(block_ids)
         return len(contents) == len(hashes)
 

@@ -169,7 +169,7 @@ class Scheduler:
         """Take over a completed step: append tokens, publish blocks, release what ended. ``rows``:
         what a model that pools has given for logit rows; the hidden states of token rows, if
         ``plan.wants_states``."""
-        commit = Commit()
+        commit = Commit(step)
         sampled = step.sampled()
         if self._speculation is not None:
             self._speculation.settle(plan, step)

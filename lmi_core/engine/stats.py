@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import astuple, dataclass
 from enum import StrEnum
 from typing import Protocol
 
@@ -50,6 +51,12 @@ class EngineTotals:
     """From submit to the loop's notice of completion, summed."""
     native_seconds: float = 0.0
     """By the worker's clock, summed."""
+
+    @classmethod
+    def sum(cls, parts: Iterable[EngineTotals]) -> EngineTotals:
+        """Of several engines."""
+        counts = [astuple(part) for part in parts]
+        return cls(*map(sum, zip(*counts, strict=True)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

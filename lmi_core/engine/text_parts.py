@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 from lmi_core.runners.load import load_tokenizer
 from lmi_core.settings.engine_config import EngineConfig
@@ -11,13 +12,16 @@ from lmi_core.structured.library import load_library
 from lmi_core.structured.matcher import GrammarLibrary
 from lmi_core.text.tokenizer import Tokenizer
 
+if TYPE_CHECKING:
+    from lmi_core.models.loader import FoundModel
+
 
 class TextParts:
     """Of one model. The library of grammars holds the interpreter's lock for most of its time,
     which those who read and pack weights don't need."""
 
-    def __init__(self, config: EngineConfig) -> None:
-        self._config = config
+    def __init__(self, model: EngineConfig | FoundModel) -> None:
+        self._model = model
         self._asked: tuple[int, tuple[int, ...]] | None = None
         self._tokenizer: Future[Tokenizer] = Future()
         self._library: Future[GrammarLibrary] = Future()
@@ -28,7 +32,7 @@ class TextParts:
         if asked != self._asked:
             self._asked = asked
             thread = ThreadPoolExecutor(1, thread_name_prefix="lmi-text")
-            self._tokenizer = thread.submit(load_tokenizer, self._config, vocab_size)
+            self._tokenizer = thread.submit(load_tokenizer, self._model, vocab_size)
             self._library = thread.submit(_library, self._tokenizer.result, *asked)
             thread.shutdown(wait=False)  # it ends when both are there
 

@@ -111,8 +111,8 @@ def load_layer(
         )
 
     def norm(name: str, reader_of_it: LayerLinear) -> Norm | None:
-        loaded = _load_norm(reader, spec, prefix, name)
-        return divided(loaded, factors.columns.get(reader_of_it))
+        loaded, by = _load_norm(reader, spec, prefix, name), factors.columns.get(reader_of_it)
+        return loaded if loaded is None or by is None else divided(loaded, by)
 
     sources = layer_linears(spec, layer_id)
     inner = sources[LayerLinear.DOWN].num_inputs if LayerLinear.DOWN in sources else 0
@@ -120,7 +120,9 @@ def load_layer(
     kv_heads = slice(*slicing.kv_heads(attention.num_kv_heads))
     output = linear(LayerLinear.ATTENTION_OUTPUT)
     assert output is not None
-    experts, shared = load_experts(reader, spec, layer_id, slicing)
+    experts, shared = None, None
+    if spec.experts is not None and spec.experts.sparse[layer_id]:
+        experts, shared = load_experts(reader, spec, spec.experts, layer_id, slicing)
     has_norm = layer_id > 0 or not spec.first_layer_normed
     return LayerWeights(
         attention_norm=norm(names.attention_norm * has_norm, LayerLinear.QKV),

@@ -22,12 +22,9 @@ from lmi_core.ops import Handle
 
 
 def load_experts(
-    reader: TensorReader, spec: DecoderSpec, layer_id: int, slicing: Slicing
-) -> tuple[Experts | None, Experts | None]:
+    reader: TensorReader, spec: DecoderSpec, experts: ExpertSpec, layer_id: int, slicing: Slicing
+) -> tuple[Experts, Experts | None]:
     """The layer's experts, and its shared one if its share is scored. Routers stay as they are."""
-    experts = spec.experts
-    if experts is None or not experts.sparse[layer_id]:
-        return None, None
     prefix = spec.names.layer.format(layer=layer_id)
     names = experts.names
 

@@ -32,11 +32,10 @@ def kv_scale_names(
 def read_kv_scales(
     path: Path,
     spec: DecoderSpec,
-    names: WeightNames,
     found: Collection[str],
     read: Callable[[str], FloatArray],
 ) -> tuple[LayerScales, ...]:
-    """Each layer's; 1 where it has none. Empty if ``found`` is.
+    """Each layer's; 1 where it has none.
 
     Raises ModelError for a scale that isn't one positive number.
     """
@@ -59,7 +58,7 @@ def read_kv_scales(
         both = scales.get(prefix + _BOTH, 1.0)
         return both, both
 
-    return tuple(of_layer(_prefix(names, layer)) for layer in range(spec.num_layers) if scales)
+    return tuple(of_layer(_prefix(spec.names, layer)) for layer in range(spec.num_layers))
 
 
 def _prefix(names: WeightNames, layer: int) -> str:

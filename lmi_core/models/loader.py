@@ -20,10 +20,11 @@ from lmi_core.models.family import spec_and_pooling, text_tensors
 from lmi_core.models.gguf_spec import gguf_spec
 from lmi_core.models.kv_scales import LayerScales, kv_scale_names, read_kv_scales
 from lmi_core.models.pooling import PoolingSpec
-from lmi_core.models.pooling_head import Dense, PoolingHead, read_dense
+from lmi_core.models.pooling_head import PoolingHead
+from lmi_core.models.pooling_layers import load_pooling_head
 from lmi_core.models.registry import family_of
 from lmi_core.models.rope_config import override_rope
-from lmi_core.models.slices import WHOLE, Slicing
+from lmi_core.models.slices import WHOLE, Slicing, slicing_of
 from lmi_core.models.smoothing import LayerFactors, Smoothing
 from lmi_core.models.spec import DecoderSpec
 from lmi_core.models.tensor_check import check_quantized, check_tensors, without_heads
@@ -95,12 +96,30 @@ class FoundModel:
     quantize: Quantization | None
     """What matrices are quantised to while they are loaded."""
     pooling: PoolingSpec | None
+    kv_scales: tuple[str, ...]
+    """The tensors that are scales of an fp8 KV cache."""
+    slicing: Slicing
+    """What rank 0 has of it; ``WHOLE``: it is computed by one process."""
     notes: tuple[str, ...]
     """What is served otherwise than the files say, for explanations and the log."""
+    tokenizer: Tokenizer | None = None
+    """Where it was read already: that of the one engine which takes this."""
     draft: FoundModel | None = None
     """What drafts for it."""
     heads: DraftHeads | None = None
     """What drafts for it instead."""
+
+    @property
+    def dtype(self) -> WeightFormat:
+        """Of activations, and of what isn't quantised."""
+        return stored_format(self) if self.asked.dtype == "auto" else self.asked.dtype
+
+    @property
+    def drafted_by(self) -> str:
+        """In words; "": nobody drafts for it."""
+        if self.draft is not None:
+            return str(self.draft.asked.model)
+        return "" if self.heads is None else self.heads.description
 
     @property
     def models(self) -> tuple[FoundModel, ...]:
@@ -112,7 +131,7 @@ def find_model(asked: EngineConfig) -> FoundModel:
     """Read and check all but the weights of the model of ``asked``.
 
     Raises ModelError, naming every tensor that is missing, unexpected or of the wrong shape, and
-    UserError for a length or a task that the model doesn't have.
+    UserError for a length, a task or a degree of ranks that the model doesn't have.
     """
     checkpoint = Checkpoint(asked.model)
     layout = layout_of(checkpoint.quantization)
@@ -134,13 +153,16 @@ def find_model(asked: EngineConfig) -> FoundModel:
     tensors = checkpoint.tensors if architecture else text_tensors(checkpoint.tensors, names)
     if "text_config" in config.values:
         spec = replace(spec, tied_head=f"{names.head}.weight" not in tensors)
-    spec = with_layout(spec, tensors)
+    if spec.experts is not None:
+        spec = with_layout(spec, tensors)
     shapes = expected_shapes(spec)
+    kv_scales = kv_scale_names(spec, names, tensors)
     tables = (names.embedding, names.positions, names.token_types, names.relative_bias)
     matrices = {name: shape for name, shape in shapes.items() if name not in tables}
     quantized = StoredLayers(layout, matrices, tensors)
     check_quantized(checkpoint, quantized)
-    check_tensors(asked.model, spec, without_heads(tensors, spec), quantized)
+    own = tensors if spec.has_head else without_heads(tensors, spec, shapes)
+    check_tensors(asked.model, spec, shapes, own, quantized, kv_scales)
     if pooling is not None and pooling.answers is not None:
         shapes[answer_matrix(spec)] = (spec.vocab_size, spec.hidden_size)
     check_max_model_len(asked.max_model_len, spec.max_positions)
@@ -154,6 +176,8 @@ def find_model(asked: EngineConfig) -> FoundModel:
         quantized=quantized,
         quantize=made,
         pooling=pooling,
+        kv_scales=kv_scales,
+        slicing=slicing_of(asked, spec) if asked.device == "cpu" else WHOLE,
         notes=(
             *spec.notes,
             *checkpoint.gguf_notes,
@@ -223,19 +247,21 @@ def load_model(
     """The model in directory ``path``, with an engine's defaults; ``backend``: None: the CPU's."""
     lora = LoraConfig() if takes_adapters else None
     config = EngineConfig(model=path, dtype=dtype, quantize=quantize, lora=lora)
-    return load_weights(config, find_model(config), backend or _native_backend(), progress)
+    if backend is None:
+        from lmi_core.ops.cpu import NativeWeights
+
+        backend = NativeWeights()
+    return load_weights(find_model(config), backend, progress)
 
 
 def load_weights(
-    asked: EngineConfig,
     found: FoundModel,
     backend: WeightBackend,
     progress: Progress | None = None,
     smoothing: Smoothing | None = None,
-    slicing: Slicing = WHOLE,
 ) -> LoadedModel:
-    """Read and pack the weights of the model that ``find_model`` found for ``asked``, or of them
-    what ``slicing`` says.
+    """Read and pack the weights of the model that ``find_model`` found, of them what its
+    ``slicing`` says.
 
     What is quantised is the matrices of layers and head; the head stays int8 with int4, whose
     errors would go straight into the logits, and the embedding as it is. Layers that the checkpoint
@@ -244,21 +270,18 @@ def load_weights(
     itself, which adapters must come before. ``smoothing``: of a model that is quantised so.
     Raises ModelError for damage inside of tensors.
     """
+    asked, config, spec, made = found.asked, found.config, found.spec, found.quantize
     for note in found.notes:
         _log.warning("%s: %s", asked.model, note)
-    config, spec, made = found.config, found.spec, found.quantize
-    names = spec.names
-    tensors, quantized, shapes = found.tensors, found.quantized, found.shapes
-    weight_format = stored_format(found) if asked.dtype == "auto" else asked.dtype
+    weight_format, slicing = found.dtype, found.slicing
     if spec.rounds_embedding_scale and weight_format == "bf16":
         spec = replace(spec, embedding_scale=_to_bf16(spec.embedding_scale))
-    scale_names = kv_scale_names(spec, names, tensors)
     keeps_halves = found.checkpoint.gguf_architecture is not None
+    needed = needed_tensors([*found.shapes, *found.kv_scales], found.tensors, found.quantized)
+    factors = _layer_factors(spec, smoothing, keeps_values=bool(found.kv_scales))
     packing = WeightPacking(backend, weight_format, made, keeps_halves=keeps_halves)
-    needed = needed_tensors([*shapes, *scale_names], tensors, quantized)
-    reader = TensorReader(needed, quantized, backend, packing, progress)
+    reader = TensorReader(needed, found.quantized, backend, packing, progress)
     head_format: PackFormat = weight_format if made is None else "int8"
-    factors = _layer_factors(spec, smoothing, keeps_values=bool(scale_names))
     fuses_gate = asked.lora is None
     weights = load_decoder(
         reader, spec, head_format, factors, fuses_gate=fuses_gate, slicing=slicing
@@ -266,7 +289,11 @@ def load_weights(
     whole_head = None
     if slicing.num_ranks > 1 and isinstance(found.heads, EagleHead) and not found.heads.has_head:
         whole_head = load_whole_head(reader, spec)
-    head = None if found.pooling is None else _load_head(reader, asked.model, spec, found.pooling)
+    head = (
+        None
+        if found.pooling is None
+        else load_pooling_head(reader, asked.model, spec, found.pooling)
+    )
     packing.report()
     model = LoadedModel(
         path=asked.model,
@@ -281,7 +308,9 @@ def load_weights(
         head=head,
         slicing=slicing,
         whole_head=whole_head,
-        kv_scales=read_kv_scales(asked.model, spec, names, scale_names, reader.vector),
+        kv_scales=read_kv_scales(asked.model, spec, found.kv_scales, reader.vector)
+        if found.kv_scales
+        else (),
     )
     reader.check_files()
     return model
@@ -321,12 +350,6 @@ def needed_tensors(
     return needed
 
 
-def _native_backend() -> WeightBackend:
-    from lmi_core.ops.cpu import NativeWeights
-
-    return NativeWeights()
-
-
 def stored_format(found: FoundModel) -> WeightFormat:
     """What weights and activations are where nobody says it: as the checkpoint, or bf16."""
     if found.checkpoint.gguf_architecture is not None:
@@ -354,39 +377,3 @@ def _layer_factors(
         return (LayerFactors(),) * spec.num_layers
     layers = range(spec.num_layers)
     return tuple(smoothing.factors(spec, i, keeps_values=keeps_values) for i in layers)
-
-
-def _load_head(
-    reader: TensorReader, path: Path, spec: DecoderSpec, pooling: PoolingSpec
-) -> PoolingHead:
-    """What is behind the pooling. Raises ModelError."""
-    layers = [
-        Dense(
-            reader.vector(f"{layer.name}.weight"),
-            reader.vector(f"{layer.name}.bias") if layer.bias else None,
-            layer.activation,
-            reader.vector(layer.norm) if layer.norm else None,
-            spec.norm.eps,
-        )
-        for layer in spec.head_layers
-    ]
-    layers += [read_dense(directory) for directory in pooling.dense]
-    if pooling.answers is not None:
-        layers.append(_answer_layer(reader, path, spec, pooling.answers))
-    return PoolingHead(pooling, tuple(layers), spec.hidden_size)
-
-
-def _answer_layer(
-    reader: TensorReader, path: Path, spec: DecoderSpec, answers: tuple[str, str]
-) -> Dense:
-    """What the logit of the second answer is above that of the first."""
-    tokenizer = Tokenizer.load(path)
-    ids = [tokenizer.token_id(answer) for answer in answers]
-    tokenizer.close()
-    if None in ids:
-        raise ModelError(
-            f"{path}/tokenizer.json lacks one of the tokens {answers}, by which pairs are scored",
-            field="tokenizer.json",
-        )
-    no, yes = reader.rows(answer_matrix(spec), [i for i in ids if i is not None])
-    return Dense((yes - no)[None], None)

@@ -138,13 +138,13 @@ def _unit(size: int, num_slices: int) -> int:
     return next(filter(is_even, possible), possible[-1])
 
 
-def slicing_of(asked: EngineConfig, spec: DecoderSpec, rank: int = 0) -> Slicing:
-    """The slices of a model. Raises UserError for a degree that it can't be cut for, and for what
-    ranks don't have."""
+def slicing_of(asked: EngineConfig, spec: DecoderSpec) -> Slicing:
+    """The slices of a model, of which rank 0 has the first. Raises UserError for a degree that it
+    can't be cut for, and for what ranks don't have."""
     degree = asked.tensor_parallel_degree
     num_slices = _invariant_slices(spec) if asked.tp_invariant else degree
     if num_slices == 1:
-        return Slicing()
+        return WHOLE
     field = _DEGREE if degree > 1 else "tp_invariant"
     for objection in _objections(asked, spec):
         raise UserError(f"{_said(asked)}: {objection}", field=field)
@@ -160,7 +160,7 @@ def slicing_of(asked: EngineConfig, spec: DecoderSpec, rank: int = 0) -> Slicing
             f"{', '.join(map(str, allowed))}",
             field=_DEGREE,
         )
-    return Slicing(num_ranks=degree, rank=rank, num_slices=num_slices)
+    return Slicing(num_ranks=degree, num_slices=num_slices)
 
 
 def _said(asked: EngineConfig) -> str:

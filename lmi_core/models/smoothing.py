@@ -95,10 +95,8 @@ class Smoothing:
         return np.where(is_used, np.exp2(powers), 1.0).astype(np.float32)
 
 
-def divided(norm: Norm | None, factors: FloatArray | None) -> Norm | None:
+def divided(norm: Norm, factors: FloatArray) -> Norm:
     """``norm`` with what it gives divided by ``factors``."""
-    if norm is None or factors is None:
-        return norm
     ones = np.ones_like(factors)
     weight = (ones if norm.weight is None else norm.weight) / factors
     return Norm(weight, None if norm.bias is None else norm.bias / factors)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from lmi_core.models.kv_scales import kv_scale_names
 from lmi_core.models.spec import DecoderSpec
 from lmi_core.models.weight_names import WeightNames
-from lmi_core.models.weights import expected_shapes
 from lmi_core.weights.checkpoint import Checkpoint
 from lmi_core.weights.fp8_checkpoint import FP8_DTYPES, goes_with_fp8, scale_problem
 from lmi_core.weights.gguf.types import BLOCK_TYPES
@@ -23,24 +21,26 @@ FLOAT_DTYPES = ("F32", "F16", "BF16")
 def check_tensors(
     path: Path,
     spec: DecoderSpec,
+    shapes: Mapping[str, tuple[int, ...]],
     tensors: Mapping[str, TensorInfo],
     quantized: StoredLayers,
+    kv_scales: Sequence[str] = (),
 ) -> None:
-    """Raise ModelError unless ``tensors`` are exactly what ``spec`` needs, all faults at once."""
+    """Raise ModelError unless ``tensors`` are exactly what ``spec`` needs, which has ``shapes``,
+    and ``kv_scales``: all faults at once."""
     names = spec.names
-    expected = expected_shapes(spec)
     known: set[str] = set()
     problems = []
-    for name, shape in expected.items():
+    for name, shape in shapes.items():
         if name in quantized:
             problems += quantized.problems(name)
             known |= quantized.tensors_of(name).keys()
         else:
             problems += _problems(name, shape, names, tensors)
             known.add(name)
-    scales = kv_scale_names(spec, names, tensors)
-    problems += [_dtype_problem(tensors[name]) for name in scales if not _is_float(tensors[name])]
-    known |= {*scales, *quantized.spare_biases, *quantized.ignored}
+    scales = [tensors[name] for name in kv_scales]
+    problems += [_dtype_problem(tensor) for tensor in scales if not _is_float(tensor)]
+    known |= {*kv_scales, *quantized.spare_biases, *quantized.ignored}
     if spec.tied_head:
         known.add(f"{names.head}.weight")
     further = range(spec.num_layers, spec.num_layers + names.ignored_layers)
@@ -70,13 +70,12 @@ def check_quantized(checkpoint: Checkpoint, quantized: StoredLayers) -> None:
     )
 
 
-def without_heads(tensors: Mapping[str, TensorInfo], spec: DecoderSpec) -> Mapping[str, TensorInfo]:
+def without_heads(
+    tensors: Mapping[str, TensorInfo], spec: DecoderSpec, shapes: Mapping[str, tuple[int, ...]]
+) -> Mapping[str, TensorInfo]:
     """Of a model that pools, the tensors but for those of heads that it doesn't use."""
-    if spec.has_head:
-        return tensors
     prefix = spec.names.embedding.partition(".")[0] + "."
-    needed = expected_shapes(spec)
-    return {n: tensor for n, tensor in tensors.items() if n.startswith(prefix) or n in needed}
+    return {n: tensor for n, tensor in tensors.items() if n.startswith(prefix) or n in shapes}
 
 
 def _problems(

@@ -17,9 +17,8 @@ from lmi_core.models.weight_packing import WeightPacking
 from lmi_core.models.weights import Linear, MappedFile, Table, WeightBackend
 from lmi_core.ops.graph import JoinedWeight, LinearWeight, SlicedWeight
 from lmi_core.weights.block_matrix import BlockMatrix
-from lmi_core.weights.finite import NotFiniteError, check_finite
 from lmi_core.weights.float_code_matrix import FloatCodeMatrix
-from lmi_core.weights.float_tensors import DTYPES, to_float32
+from lmi_core.weights.float_tensors import DTYPES, NotFiniteError, check_finite, to_float32
 from lmi_core.weights.formats import FloatArray, PackFormat
 from lmi_core.weights.fp8_checkpoint import FP8_DTYPES, scale_of
 from lmi_core.weights.fp8_matrix import Fp8Matrix, expand_scales
@@ -183,8 +182,9 @@ class TensorReader:
 
     def vector(self, name: str) -> FloatArray:
         """A float32 copy."""
-        check_finite(self._tensors[name], self._view(name))
-        values = self._floats(self._tensors[name])
+        tensor, view = self._tensors[name], self._view(name)
+        check_finite(tensor, view)
+        values = to_float32(view, tensor.dtype)
         self._release([name])
         return values
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from lmi_core import _native
 from lmi_core.ops.graph import Graph, Handle, JoinedWeight, LinearWeight, SlicedWeight
-from lmi_core.weights.finite import NotFiniteError
+from lmi_core.weights.float_tensors import NotFiniteError
 from lmi_core.weights.formats import PackFormat
 from lmi_core.weights.fp8_matrix import FP8_BLOCK, Fp8Matrix
 from lmi_core.weights.matrix import Activations, Matrix, packable, packed_group_size, row_rounding

@@ -13,8 +13,9 @@ Table = npt.NDArray[np.generic] | BlockMatrix
 
 def embed(graph: Graph, table: Table, *, scale: float = 1.0) -> Handle:
     """Rows of ``table`` [vocab, hidden] (fp32, bf16 as uint16, or blocks) -> fp32 [T, hidden]."""
+    stored = _stored(table)
     x = graph.value("embed", "fp32", table.shape[1], "T")
-    graph.add("embed", x, {}, scale=scale, **_stored(table))
+    graph.add("embed", x, {}, scale=scale, **stored)
     return x
 
 

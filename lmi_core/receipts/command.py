@@ -72,7 +72,7 @@ async def _source(
 ) -> Source:
     if url is None:
         opened = await asyncio.to_thread(open_local_model, model, default_model)
-        return LocalEngine(await stack.enter_async_context(Engine(opened.config)))
+        return LocalEngine(await stack.enter_async_context(Engine(opened.asked)))
     if len(model) > 1 or (model and model[0].startswith("-")):
         raise UserError("--url takes one model's name besides, and no flags of a model")
     server = RemoteSource(HttpUrl.parse(url), "".join(model))

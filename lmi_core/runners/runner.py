@@ -207,9 +207,9 @@ class DraftingRunner(Runner, Protocol):
 
 
 class BlockContent(Protocol):
-    """What a block held, on its way here."""
+    """What a block held, on its way into memory."""
 
-    def result(self) -> bytes:
+    def result(self) -> None:
         """Wait for it; in any thread. Raises EngineError where it can't come any more."""
         ...
 
@@ -217,11 +217,17 @@ class BlockContent(Protocol):
 class BlockMemory(Protocol):
     """The memory of all KV blocks."""
 
-    def copy_out(self, block_id: int) -> bytes | BlockContent:
-        """What a block holds in all layers now, whatever is submitted later. Does not wait."""
+    @property
+    def bytes_per_block(self) -> int:
+        """In all layers."""
         ...
 
-    def copy_in(self, block_id: int, content: bytes) -> None:
+    def copy_out(self, block_id: int, target: bytearray) -> BlockContent | None:
+        """Put what a block holds in all layers now, whatever is submitted later, into ``target``.
+        Does not wait: it is there once what is returned was waited for."""
+        ...
+
+    def copy_in(self, block_id: int, content: bytearray) -> None:
         """Make a block what ``copy_out`` gave. No step in flight may refer to it."""
         ...
 

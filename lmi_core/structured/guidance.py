@@ -24,13 +24,10 @@ from lmi_core.text.tokenizer import Tokenizer
 _JSON_WHITESPACE = "[ ]?"
 """Between the parts of JSON; a model can't go on with blanks for ever."""
 _PLAIN, _ANY = r'[^"\\\x00-\x1F\x7F]', "(?s:.)"
-_SLICES = [
-    r"[\x20\x0A\x0D\x09]+",
-    *(f"{_PLAIN}{{1,{most}}}" for most in (5, 12, 40)),
-    *(f"{_ANY}{{1,{most}}}" for most in (5, 40)),
-]
+_SLICES = [f"{_PLAIN}{{1,10}}", f"{_PLAIN}{{1,40}}", f"{_ANY}{{1,40}}"]
 """Parts of the vocabulary, by what their tokens match: one that may come as a whole isn't walked
-through. JSON's strings hold the first ones, and texts of any characters all of them."""
+through. JSON's strings hold the first two, and texts of any characters all of them. Each takes
+0.04 s of a start with 128,000 tokens."""
 _FIRST_BUDGET_S, _TOKEN_BUDGET_S = 0.5, 0.005
 """Processor time of a matcher: at once, and more with every token. Others wait for it in every
 step; of 128,000 tokens, JSON takes 0.02 ms for most masks, and less than 1 ms for nearly all."""

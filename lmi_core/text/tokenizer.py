@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,13 +19,12 @@ from lmi_core.errors import ModelError, UserError
 from lmi_core.sandbox.pool import Limits, shared_pool
 from lmi_core.text.added_tokens import AddedTokens
 from lmi_core.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
+from lmi_core.text.framed_text import FramedText, Truncate, WholeText, kept_places
 from lmi_core.text.json_file import read_json
 from lmi_core.text.older_tokenizer import has_older_tokenizer, older_tokenizer
 from lmi_core.text.prompt_errors import not_unicode, prompt_too_long
 from lmi_core.text.shortest_encoding import max_token_chars
 from lmi_core.text.token_bytes import TokenBytes, byte_rule
-
-Truncate = Literal["", "left", "right"]
 
 _INLINE_CHARS = 2048
 """Longer texts go to a thread, without the GIL: this many cost under half a millisecond."""
@@ -45,24 +44,6 @@ class TokenSpan:
     token_id: int
     start: int
     stop: int
-
-
-@dataclass(frozen=True, slots=True)
-class FramedText:
-    """A text, or a pair that the tokenizer joins, and what is put around it instead of the special
-    tokens that it adds itself."""
-
-    text: str
-    pair: str | None = None
-    frame: tuple[str, str] | None = None
-
-
-class WholeText(NamedTuple):
-    """Token ids, and how many come before those of the second text of a pair; -1: there is none, or
-    the tokenizer doesn't tell them apart."""
-
-    ids: list[int]
-    num_first: int = -1
 
 
 class Tokenizer:
@@ -278,7 +259,7 @@ class Tokenizer:
         if num_over > 0:
             if not truncate:
                 raise prompt_too_long(len(ids), max_tokens, room=0)
-            kept = _kept_places(encoding.sequence_ids, num_over, truncate)
+            kept = kept_places(encoding.sequence_ids, num_over, truncate)
             ids = complete([encoding.ids[place] for place in kept])
             types = [types[place] for place in kept]
         return WholeText(ids, types.index(1) if 1 in types else -1)
@@ -355,19 +336,6 @@ class Tokenizer:
             raise prompt_too_long(len(encoding), max_tokens)
         ids: list[int] = encoding.ids
         return self._added.complete(ids) if add_special_tokens else ids
-
-
-def _kept_places(texts: Sequence[int | None], num_over: int, truncate: Truncate) -> Sequence[int]:
-    """Places of the tokens that stay when ``num_over`` go, of the longer text first; ``texts``: by
-    token, the number of its text, None: it was added."""
-    places = [[i for i, text in enumerate(texts) if text == number] for number in (0, 1)]
-    lengths = [len(own) for own in places]
-    for _ in range(min(num_over, sum(lengths))):
-        lengths[lengths[1] > lengths[0]] -= 1
-    kept = {i for i, text in enumerate(texts) if text is None}
-    for own, length in zip(places, lengths, strict=True):
-        kept.update(own[:length] if truncate == "right" else own[len(own) - length :])
-    return sorted(kept)
 
 
 def encode_limits(num_chars: int) -> Limits:

@@ -11,9 +11,8 @@ import numpy.typing as npt
 
 from lmi_core import _native
 from lmi_core.weights.block_matrix import SUM_INPUTS, BlockMatrix
-from lmi_core.weights.finite import NotFiniteError
 from lmi_core.weights.float_code_matrix import FloatCodeMatrix
-from lmi_core.weights.float_tensors import to_float32
+from lmi_core.weights.float_tensors import NotFiniteError, to_float32
 from lmi_core.weights.formats import BLOCK_FORMATS, FloatArray, RowRounding
 from lmi_core.weights.fp8_matrix import Fp8Matrix
 from lmi_core.weights.integer_matrix import IntegerMatrix

@@ -69,7 +69,7 @@ def recipe_of(
         if num_copies is not None:
             copies = Copies(launch.engine, num_copies, observer=observer, progress=progress)
             return Opened(options, copies)
-        engine = Engine(launch.engine, observer=observer, progress=progress)
+        engine = Engine(launch.found or launch.engine, observer=observer, progress=progress)
         if launch.formatter is not None:
             return Opened(options, FormattingBackend(engine, launch.formatter))
         return Opened(options, engine)

@@ -207,7 +207,7 @@ def run_input(given: Input, directory: Path) -> None:
         for resolved in report.models:
             if runs_in_engine(resolved.backend):
                 resolved.engine_config(Path("fetched"))
-            faults = judge(resolved, report.server, given.environ)
+            faults = judge(resolved, report.server, given.environ).problems
             assert all(fault.message for fault in faults)
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from lmi_core.config.explain import main
+from lmi_core.config.judge import Verdict
 from lmi_core.config.memory_needs import MemoryNeeds
 from lmi_core.config.resolve import resolve
 from lmi_core.config.table import OPTIONS
@@ -35,7 +36,7 @@ UPDATE = os.environ.get("LMI_UPDATE_GOLDEN") == "1"
 @pytest.fixture(autouse=True)
 def _unjudged(monkeypatch):
     """What speaks against a model's files, which these have none of, is for test_judge.py."""
-    monkeypatch.setattr("lmi_core.config.explain.judge", lambda *arguments: ())
+    monkeypatch.setattr("lmi_core.config.explain.judge", lambda *arguments: Verdict(()))
 
 
 class Terminal(io.StringIO):

@@ -9,6 +9,7 @@ import shutil
 import pytest
 
 from lmi_core.config.explain import main
+from lmi_core.config.judge import Verdict
 from lmi_core.config.resolve import examine, resolve
 from lmi_core.config.targets.host import Host
 from lmi_core.config.targets.launch import prepare_model
@@ -154,7 +155,7 @@ def serve(*argv):
         build_options(launch)
 
         async def start(launch=launch):
-            async with Engine(launch.engine):
+            async with Engine(launch.found or launch.engine):
                 pass
 
         asyncio.run(start())
@@ -169,7 +170,7 @@ def test_what_serve_refuses_explain_refuses(case, model, monkeypatch):
     code, text = explain(*argv)
     assert code == 2, text
     assert message in text
-    monkeypatch.setattr("lmi_core.config.targets.launch.judge", lambda *arguments: ())
+    monkeypatch.setattr("lmi_core.config.targets.launch.judge", lambda *arguments: Verdict(()))
     if not examine(argv, NO_CACHE, HERE).errors:
         with pytest.raises(UserError):
             serve(*argv)
@@ -304,7 +305,7 @@ def test_what_cannot_be_read_is_named(model, monkeypatch):
     def refuse(*arguments):
         raise PermissionError(13, "Permission denied", "model.safetensors")
 
-    monkeypatch.setattr("lmi_core.config.judge.check_source", refuse)
+    monkeypatch.setattr("lmi_core.runners.cpu.cpu_runner.find_cpu_model", refuse)
     code, text = explain(str(model))
     assert code == 2
     assert "model.safetensors: can't be read: Permission denied" in text

@@ -4,11 +4,14 @@ import pytest
 
 from lmi_core.config.resolve import resolve
 from lmi_core.config.targets.launch import prepare
+from lmi_core.engine.engine import Engine
 from lmi_core.errors import ConfigError
+from lmi_core.weights import checkpoint
 from tests.checkpoints import cached_checkpoint
 
 from .cases import CPU, NO_CACHE
 
+READ = checkpoint.read_header
 LLAMA = {"architectures": ["LlamaForCausalLM"]}
 
 
@@ -67,3 +70,20 @@ def test_models_that_start_together_share_memory(whole):
     assert [launch.engine.served_model_name for launch in launches] == ["a", "b"]
     assert [launch.engine.num_models for launch in launches] == [2, 2]
     assert [launch.engine.max_model_len for launch in launches] == [None, 9]
+
+
+def test_what_was_read_to_judge_a_model_is_not_read_again(whole, monkeypatch):
+    read = []
+    monkeypatch.setattr(checkpoint, "read_header", lambda path: read.append(path) or READ(path))
+    started = launch(whole("option.max_rolling_batch_size=4"))
+    assert started.found.asked == started.engine
+    assert [path.name for path in read] == ["model.safetensors"]
+
+    def refuse(*arguments, **settings):
+        raise AssertionError("read again")
+
+    monkeypatch.setattr("lmi_core.models.loader.Checkpoint", refuse)
+    monkeypatch.setattr("lmi_core.runners.load.Tokenizer", refuse)
+    with Engine(started.found, own_loop=True) as engine:
+        assert engine.config == started.engine
+        assert [event.token_id for event in engine.generate_sync("one", max_new_tokens=1)]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lmi_core.config.explain import main
-from lmi_core.config.judge import judge
+from lmi_core.config.judge import Verdict, judge
 from lmi_core.config.resolve import examine, resolve_entry
 from lmi_core.config.sources.load_models import ModelEntry
 from lmi_core.config.table.capabilities import BACKENDS
@@ -93,7 +93,7 @@ def lines_about_placement(text):
 
 @pytest.mark.parametrize("kind", CONFIGURATIONS)
 def test_explanations_on_hosts_of_all_sizes(kind, model_dir, monkeypatch):
-    monkeypatch.setattr("lmi_core.config.explain.judge", lambda *arguments: ())
+    monkeypatch.setattr("lmi_core.config.explain.judge", lambda *arguments: Verdict(()))
     packages = {"vllm": VLLM, "trtllm": TRTLLM}.get(kind, frozenset())
     page = []
     for title, written in CONFIGURATIONS[kind].items():
@@ -341,8 +341,8 @@ def test_one_key_says_how_many_copies_there_are(model_dir, key):
 
 
 @pytest.mark.parametrize("key", ["option.num_copies", "minWorkers"])
-def test_copies_of_a_model_that_gives_embeddings_are_refused_by_their_key(model_dir, key):
+def test_a_model_that_gives_embeddings_goes_with_copies(model_dir, key):
     written = f"option.model_id={MODEL_DIR}\noption.task=text-embedding\n{key}=2"
     report = examine([model_dir(written)], NO_CACHE, host())
-    [error] = judge(report.models[0], report.server, {})
-    assert (error.key, f"leave out {key}" in error.message) == (key, True)
+    assert judge(report.models[0], report.server, {}).problems == ()
+    assert report.models[0].num_processes == 2

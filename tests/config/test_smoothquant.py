@@ -122,7 +122,7 @@ def test_outlier_channels_are_smoothed_away(tmp_path):
         config = EngineConfig(model=path, dtype="fp32", repack_cache_dir="none", **settings)
         found = find_model(config)
         backend = NativeWeights(activations=config.activations)
-        model = load_weights(config, found, backend, smoothing=smoothing_for(config, found))
+        model = load_weights(found, backend, smoothing=smoothing_for(found))
         if config.quantize == "smoothquant":
             weights = [layer.down.weight.rounding for layer in model.weights.layers]
             assert weights == ["int8"] * 3
@@ -139,19 +139,19 @@ def test_a_calibration_is_kept_by_the_content_of_checkpoint_and_text(tmp_path, m
     path = cached_checkpoint("llama2")
     config = EngineConfig(model=path, quantize="smoothquant", repack_cache_dir=str(tmp_path))
     found = find_model(config)
-    first = smoothing_for(config, found)
+    first = smoothing_for(found)
     (file,) = (tmp_path / "calibrated").iterdir()
     with monkeypatch.context() as patched:
         patched.setattr(peaks, "measured_peaks", None)
-        again = smoothing_for(replace(config, smoothquant_alpha=0.5), found)
+        again = smoothing_for(replace(found, asked=replace(config, smoothquant_alpha=0.5)))
         for layer, other in zip(first.layers, again.layers, strict=True):
             assert set(layer) == set(other) == set(LayerLinear)
             for linear in layer:
                 assert np.array_equal(layer[linear], other[linear])
         file.write_bytes(file.read_bytes()[:-1])
         with pytest.raises(TypeError):
-            smoothing_for(config, found)
-    smoothing_for(config, found)
+            smoothing_for(found)
+    smoothing_for(found)
     assert [each.name for each in (tmp_path / "calibrated").iterdir()] == [file.name]
 
 

@@ -192,7 +192,7 @@ def test_a_full_disk_costs_the_cache_alone(
     plain = start(config_of(None))
     start(config_of(tmp_path / "made"))
     shutil.rmtree(next((tmp_path / "made").glob("*/")))
-    monkeypatch.setattr(disk_blocks.os, "write", full)
+    monkeypatch.setattr(disk_blocks.os, "writev", full)
     assert start(config_of(tmp_path / "made")) == plain
     assert blocks_in(tmp_path) == []
     assert caplog.text.count("No space left on device") == 1
@@ -221,20 +221,23 @@ import os, sys
 from pathlib import Path
 from lmi_core.engine import disk_blocks
 
-write, count = os.write, 0
-def slow(descriptor, data):
+write, count = os.writev, 0
+def slow(descriptor, parts):
     global count
     count += 1
-    if count == 30:  # half of a block is there
-        write(descriptor, bytes(data)[:5000])
+    if count == 15:  # half of a block is there
+        write(descriptor, [parts[0], parts[1][:5000]])
         print("now", flush=True)
         sys.stdin.read()
-    return write(descriptor, data)
+    return write(descriptor, parts)
+
+def filled(number, target):
+    target[:] = bytes([number]) * len(target)
 
 disk = disk_blocks.DiskBlocks(Path(sys.argv[1]), "m", block_bytes=10_000, max_bytes=1 << 20)
-disk_blocks.os.write = slow
+disk_blocks.os.writev = slow
 for number in range(40):
-    disk.keep(bytes([number]) * 16, lambda: bytes([number]) * 10_000)
+    disk.keep(bytes([number]) * 16, lambda target: filled(number, target))
 disk.close()
 """
 
@@ -261,8 +264,11 @@ def test_a_kill_in_mid_write_leaves_whole_blocks_only(tmp_path: Path) -> None:
 
 
 def put(disk: DiskBlocks, *numbers: int) -> None:
+    def fill(target: bytearray, number: int) -> None:
+        target[:] = bytes([number]) * len(target)
+
     for number in numbers:
-        disk.keep(bytes([number]) * 16, lambda number=number: bytes([number]) * 1000)  # type: ignore[misc]
+        disk.keep(bytes([number]) * 16, partial(fill, number=number))
 
 
 def numbers_in(disk: DiskBlocks) -> list[int]:

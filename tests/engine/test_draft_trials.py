@@ -31,9 +31,9 @@ def sequence() -> Any:
 class Steps:
     """Steps of sequences, whose drafts are right or wrong as ``is_right`` says of each."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, max_depth: int = 4) -> None:
         runner: Any = SimpleNamespace(max_model_len=100_000, shift=0)
-        self.drafts = ModelDrafts(runner, costs(0.02, 0.001), block_size=16, max_depth=4)
+        self.drafts = ModelDrafts(runner, costs(0.02, 0.001), block_size=16, max_depth=max_depth)
         monkeypatch.setattr(self.drafts, "_costs", costs(0.004, 0.0002))
 
     def run(self, sequences: list[Any], is_right: dict[int, bool], count: int) -> list[int]:
@@ -44,6 +44,7 @@ class Steps:
             self.drafts._note_begun([s for s, _ in depths])
             for each, depth in depths:
                 self.drafts.count(each, depth, depth * is_right[id(each)])
+            assert all(depth <= self.drafts._max_depth for _, depth in depths)
             seen.append(len(depths))
         return seen
 
@@ -54,6 +55,11 @@ def test_useless_drafts_are_tried_less_and_less(monkeypatch: pytest.MonkeyPatch)
     assert sum(seen[:20]) < 12
     assert 5 <= sum(seen[20:]) <= 14
     assert sum(seen[4000:]) >= 2
+
+
+def test_trials_are_no_deeper_than_drafts_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps, only = Steps(monkeypatch, max_depth=1), sequence()
+    assert sum(steps.run([only], {id(only): False}, 500)) > 2
 
 
 def test_good_ones_are_found_at_the_next_trial(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,9 +126,9 @@ def test_heads_that_do_not_fit_are_one_error(
 
 
 def test_memory_counts_the_head_and_its_states(tmp_path: Path) -> None:
-    found, config = find(write_head(tmp_path / "head"), kv_cache_bytes=None, max_num_seqs=4)
-    plain = estimate(replace(config, speculation=None), replace(found, heads=None))
-    needs = estimate(config, found)
+    found, _ = find(write_head(tmp_path / "head"), kv_cache_bytes=None, max_num_seqs=4)
+    plain = estimate(replace(found, heads=None))
+    needs = estimate(found)
     assert needs.weights == plain.weights + found.heads.num_weights
     # Three layers' blocks and the head's; a layer's keys and values are as wide as a state here.
     assert needs.kv_cache * 3 == plain.kv_cache * 5

@@ -15,7 +15,8 @@ from safetensors.numpy import load_file, save_file
 
 from lmi_core import _native
 from lmi_core.errors import ContextLengthError, UserError
-from lmi_core.text.tokenizer import FramedText, Tokenizer
+from lmi_core.text.framed_text import FramedText
+from lmi_core.text.tokenizer import Tokenizer
 from lmi_core.weights.formats import FloatArray
 from tests.checkpoints import SPECIAL_TOKENS
 from tests.engine.test_pooling import RAW, engine_of, in_a_loop, inputs

@@ -104,7 +104,7 @@ def test_heads_of_another_model_are_one_error(tmp_path: Path) -> None:
 
 
 def test_memory_counts_the_heads(tmp_path: Path) -> None:
-    found, config = find(write_heads(tmp_path / "heads"))
-    plain = estimate(replace(config, speculation=None), replace(found, heads=None))
+    found, _ = find(write_heads(tmp_path / "heads"))
+    plain = estimate(replace(found, heads=None))
     added = 3 * HIDDEN * (HIDDEN + VOCAB_SIZE)
-    assert estimate(config, found).weights == plain.weights + added
+    assert estimate(found).weights == plain.weights + added

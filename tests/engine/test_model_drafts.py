@@ -157,6 +157,11 @@ def test_a_draft_model_of_fewer_positions_stops_there(tmp_path: Path) -> None:
     assert totals.num_accepted_tokens > 10
 
 
+def test_choices_without_a_prefix_cache_share_blocks_that_have_no_names() -> None:
+    totals = both(copy_of_target(), replace(PARAMS, n=3), 2, enable_prefix_caching=False)
+    assert share(totals) == 1.0
+
+
 def test_a_smaller_embedding_is_padding_that_is_left_out(tmp_path: Path) -> None:
     draft = make_checkpoint(tmp_path / "draft", "llama2", tokenizer=False, vocab_size=360)
     write_tokenizer(draft, 360)
@@ -237,8 +242,8 @@ def test_memory_counts_both_models() -> None:
     draft = first_layers(*TARGET, 2)
     found, config = find(draft, kv_cache_bytes=None, max_num_seqs=4)
     plain = find_cpu_model(replace(config, speculation=None))
-    without = estimate(replace(config, speculation=None), plain)
-    needs = estimate(config, found)
+    without = estimate(plain)
+    needs = estimate(found)
     assert needs.kv_cache * 3 == without.kv_cache * 5  # blocks of three layers and two
     assert 1.4 * without.weights < needs.weights < 2 * without.weights
     assert needs.workspace > without.workspace

@@ -19,7 +19,8 @@ from lmi_core.engine.engine import Engine
 from lmi_core.engine.pooling_params import PoolingParams
 from lmi_core.errors import ContextLengthError, UserError
 from lmi_core.settings.engine_config import EngineConfig
-from lmi_core.text.tokenizer import FramedText, Tokenizer
+from lmi_core.text.framed_text import FramedText
+from lmi_core.text.tokenizer import Tokenizer
 from lmi_core.weights.formats import FloatArray
 from lmi_core.weights.hf_config import UnsupportedSettingError
 from tests.checkpoints import VOCAB_SIZE, cached_checkpoint, make_checkpoint

@@ -155,7 +155,7 @@ def test_blocks_of_every_type_are_multiplied_as_they_are_stored(tmp_path: Path) 
     from lmi_core.ops.cpu import NativeWeights
 
     backend = NativeWeights(activations="bf16")
-    model = load_weights(config, find_model(config), backend)
+    model = load_weights(find_model(config), backend)
     layer = model.weights.layers[0]
     assert isinstance(layer.qkv.weight, JoinedWeight)
     assert isinstance(layer.gate_up.weight, JoinedWeight)

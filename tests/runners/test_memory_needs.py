@@ -17,7 +17,7 @@ from lmi_core.doctor import examine
 from lmi_core.errors import InsufficientMemoryError
 from lmi_core.models.loader import find_model
 from lmi_core.runners.cpu import memory_needs
-from lmi_core.runners.cpu.cpu_runner import load_cpu_runner
+from lmi_core.runners.cpu.cpu_runner import find_cpu_model, load_cpu_runner
 from lmi_core.runners.cpu.memory_needs import check_memory, estimate, memory_errors
 from lmi_core.settings.engine_config import EngineConfig
 from tests.checkpoints import cached_checkpoint
@@ -43,7 +43,7 @@ def allow(monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
 
 
 def test_the_estimate_is_what_is_taken(config: EngineConfig) -> None:
-    needs = estimate(config, find_model(config))
+    needs = estimate(find_model(config))
     runner, _ = load_cpu_runner(config)
     info = runner.info
     runner.close()
@@ -63,21 +63,28 @@ def test_latent_attention_keeps_a_token_once() -> None:
 
 
 def test_what_does_not_fit_is_refused(config: EngineConfig, allow) -> None:  # type: ignore[no-untyped-def]
-    needs = estimate(config, find_model(config))
+    needs = estimate(find_model(config))
     allow(needs.total)
-    check_memory(config, find_model(config))
+    check_memory(find_model(config))
     allow(needs.total - 1)
     words = r"needs about .* \(weights .*, KV cache up to .*, steps .*\); this process may use"
     with pytest.raises(InsufficientMemoryError, match=words):
         load_cpu_runner(config)
-    check_memory(replace(config, quantize="int4"), find_model(config))
+    check_memory(find_model(replace(config, quantize="int4")))
 
 
 def test_other_models_count(config: EngineConfig) -> None:
-    needs = estimate(config, find_model(config))
-    check_memory(config, find_model(config), LIMIT - needs.total)
+    needs = estimate(find_model(config))
+    check_memory(find_model(config), LIMIT - needs.total)
     with pytest.raises(InsufficientMemoryError, match="other models have taken"):
-        check_memory(config, find_model(config), LIMIT - needs.total + 1)
+        check_memory(find_model(config), LIMIT - needs.total + 1)
+
+
+def test_others_may_come_after_it_was_found(config: EngineConfig) -> None:
+    found = find_cpu_model(config)
+    assert find_cpu_model(found) is found
+    with pytest.raises(InsufficientMemoryError, match=r"is left|other models have taken"):
+        find_cpu_model(found, LIMIT - 1)
 
 
 def test_explain_refuses_it_too(
@@ -91,12 +98,12 @@ def test_explain_refuses_it_too(
 
 
 def test_addresses_are_counted(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    needs = estimate(config, find_model(config))
+    needs = estimate(find_model(config))
     monkeypatch.setattr(memory_needs, "free_address_bytes", lambda: needs.total + needs.stored)
-    check_memory(config, find_model(config))
+    check_memory(find_model(config))
     monkeypatch.setattr(memory_needs, "free_address_bytes", lambda: needs.total)
     with pytest.raises(InsufficientMemoryError, match="ulimit -v leaves"):
-        check_memory(config, find_model(config))
+        check_memory(find_model(config))
 
 
 def test_a_limit_on_addresses_ends_the_start_in_one_line(config: EngineConfig) -> None:

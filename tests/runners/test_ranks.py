@@ -15,7 +15,7 @@ from lmi_core.engine.engine import Engine
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.errors import EngineError, ModelError, UserError
 from lmi_core.models.loader import find_model
-from lmi_core.models.slices import cut, slicing_of
+from lmi_core.models.slices import cut
 from lmi_core.runners.cpu.cpu_runner import CpuRunner
 from lmi_core.settings.engine_config import EngineConfig
 from tests.checkpoints import cached_checkpoint
@@ -179,7 +179,7 @@ def test_what_cannot_be_cut_is_refused_by_name(
 ) -> None:
     config = config_of(cached_checkpoint(family), degree, **changes)
     with pytest.raises(UserError, match=words):
-        slicing_of(config, find_model(config).spec)
+        find_model(config)
 
 
 def test_slices_are_whole_units_and_nearly_equal() -> None:

@@ -69,6 +69,9 @@ CASES: list[tuple[str, str, Calls]] = [
     # Cut short: what is known is there, nothing is invented.
     ('<tool_call>{"name": "add", "arguments": {"a": 1', "", [("add", '{"a": 1')]),
     ('<tool_call>{"name": "ad', '<tool_call>{"name": "ad', []),
+    # Broken behind what is known: a call was announced, wherever the text was cut.
+    ('<tool_call>{"name": "add", "arguments": "a", "\\x": 1}!', ": 1}!", [("add", "a")]),
+    ('<tool_call>{"name": "add", "arguments": {}, "name": "x"}</tool_call>', "", [("add", "{}")]),
     # No calls.
     ('{"name": "Bob", "parameters": {}}', '{"name": "Bob", "parameters": {}}', []),
     ('{"name": "add", "age": 3}', '{"name": "add", "age": 3}', []),

@@ -177,6 +177,9 @@ def test_any_split_and_any_text(form: str, reasoning: str | None) -> None:
     rng = random.Random(f"{form}{reasoning}")
     texts = [text for text, _, _ in CASES[form]]
     bits = [*form_named(form).marks, *texts, "{", "}", '"', "[", "]", " ", "\n", "x", "\\", "("]
+    written = form_named(form).written
+    bits += [written.begin, written.head_of("add"), written.tail, written.end, ",", ":", "\\u"]
+    bits += ['{"name": "add"', '"name": "weather"', '"arguments": "{', '"parameters": {', '"x"']
     if reasoning is not None:
         bits += REASONING[reasoning].marks
     for number in range(400):

@@ -97,7 +97,7 @@ def _read(path: Path, *, loads: bool) -> None:
     found = find_model(config)
     found.quantized.check()
     if loads:
-        load_weights(config, found, NativeWeights())
+        load_weights(found, NativeWeights())
 
 
 def main() -> None:

@@ -29,7 +29,7 @@ def test_weights_are_what_the_layout_says(tmp_path: Path) -> None:
     np.testing.assert_array_equal(logits(path), logits(tmp_path / "plain"))
     found, plain = (find_model(EngineConfig(model=each)) for each in (path, tmp_path / "plain"))
     assert "exl2 weights are widened" in " ".join(found.notes)
-    needs = [estimate(EngineConfig(model=f.checkpoint.path), f).weights for f in (found, plain)]
+    needs = [estimate(f).weights for f in (found, plain)]
     assert needs[0] == needs[1]
 
 

@@ -102,7 +102,7 @@ def test_weights_are_the_formats_own(form: str, in_old_file: bool, tmp_path: Pat
     model = find_model(EngineConfig(model=path))
     assert "weights are widened when they are loaded" in " ".join(model.notes)
     plain = find_model(EngineConfig(model=tmp_path / "plain"))
-    weights = [estimate(EngineConfig(model=f.checkpoint.path), f).weights for f in (model, plain)]
+    weights = [estimate(f).weights for f in (model, plain)]
     assert weights[0] == weights[1]
 
 

@@ -119,7 +119,7 @@ def test_what_products_lack_is_read_to_the_bit(form: str, tmp_path: Path) -> Non
         is_told = any("weights are widened" in note for note in found.notes)
         assert is_told == ("reordered" in form or "16" in form)
         if is_told or made.num_bits < 4:
-            assert estimate(config, found).weights == num_bytes
+            assert estimate(found).weights == num_bytes
 
 
 def test_layers_may_have_settings_of_their_own(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from lmi_core.config.artefacts.cache import download_root, readable_directory
 from lmi_core.config.artefacts.fetch import fetch, fetch_adapter, fetch_config
@@ -20,6 +21,9 @@ from lmi_core.settings.custom_code_config import CustomCodeConfig
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.settings.library_config import LibraryConfig
 
+if TYPE_CHECKING:
+    from lmi_core.models.loader import FoundModel
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
@@ -29,6 +33,9 @@ class Launch:
     model: ModelConfig
     engine: EngineConfig | LibraryConfig
     server: ServerConfig
+    found: FoundModel | None = None
+    """What was read of the model's files to judge it, for our engine to load; None: it reads
+    them."""
     formatter: CustomCodeConfig | None = None
     """The model's own code, where it formats requests or answers."""
 
@@ -70,17 +77,20 @@ def prepare_model(
     """
     environ = os.environ if environ is None else environ
     model = _known(model, server, environ)
-    _refuse(model, server, environ)
+    found = _judged(model, server, environ)
     code = _code(model, server, environ)
     if model.backend == "handler":
         assert code is not None, "a handler has a configuration"
         return CustomCodeLaunch(model=model, handler=code, server=server)
     with_code = model.trust_remote_code and model.backend != "lmi"
-    directory = fetch(model.source, server, environ=environ, with_code=with_code)
+    if found is not None and model.source.kind == "local":
+        directory = found.asked.model
+    else:
+        directory = fetch(model.source, server, environ=environ, with_code=with_code)
     if model.source.kind != "local":
         if not model.files.known and model.again is not None:
             model = model.again()
-        _refuse(model, server, environ)
+        found = _judged(model, server, environ)
     engine: EngineConfig | LibraryConfig
     named = () if model.lora is None else model.lora.named
     adapters = [(a.name, fetch_adapter(a.source, server, environ=environ)) for a in named]
@@ -91,10 +101,13 @@ def prepare_model(
         if model.draft is not None:
             draft = fetch(model.draft.source, server, environ=environ)
             if model.draft.source.kind != "local":
-                _refuse(model, server, environ)
+                found = _judged(model, server, environ)
         engine = model.engine_config(directory, adapters, draft)
+        if found is not None and found.asked != engine:
+            found = None  # an adapter was fetched meanwhile
         engine = replace(engine, num_models=num_models)
-    return Launch(model=model, engine=engine, server=server, formatter=code)
+        found = found and replace(found, asked=engine)
+    return Launch(model=model, engine=engine, server=server, found=found, formatter=code)
 
 
 def _known(model: ModelConfig, server: ServerConfig, environ: Mapping[str, str]) -> ModelConfig:
@@ -110,10 +123,13 @@ def _known(model: ModelConfig, server: ServerConfig, environ: Mapping[str, str])
     return _known(again, server, environ)  # the base of what was an adapter alone
 
 
-def _refuse(model: ModelConfig, server: ServerConfig, environ: Mapping[str, str]) -> None:
-    """Raise ConfigError with everything that speaks against the model."""
-    problems = Problems(list(judge(model, server, environ)))
-    problems.raise_errors()
+def _judged(
+    model: ModelConfig, server: ServerConfig, environ: Mapping[str, str]
+) -> FoundModel | None:
+    """What was found of the model; ConfigError with everything that speaks against it."""
+    verdict = judge(model, server, environ)
+    Problems(list(verdict.problems)).raise_errors()
+    return verdict.found
 
 
 def _code(

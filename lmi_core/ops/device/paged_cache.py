@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -106,3 +106,21 @@ class PagedCache:
         for store in self._stores:
             blocks = store.view(len(store), -1, self.block_size, *store.shape[2:])
             blocks[:, dst] = blocks[:, src]
+
+
+def layer_arguments(cache: PagedCache, layer: int) -> dict[str, object]:
+    """A layer's keys and values as arguments of kernels; functions: asked for where they lie when
+    a step list is built."""
+    keys, _, scales = cache.layers[layer]
+    arguments: dict[str, object] = {
+        "keys": lambda: cache.layers[layer][0],
+        "values": lambda: cache.layers[layer][1],
+        "num_kv_heads": keys.shape[1],
+        "head_dim": cache.head_dim,
+        "kv_dtype": keys.dtype,
+        "value_scale": fixed_of(scales).values,
+    }
+    if isinstance(scales, CacheScales):
+        arguments["key_scales"] = lambda: cast(CacheScales, cache.layers[layer][2]).keys
+        arguments["value_scales"] = lambda: cast(CacheScales, cache.layers[layer][2]).values
+    return arguments

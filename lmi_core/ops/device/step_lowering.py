@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lmi_core.ops.device import packed_weight
 from lmi_core.ops.device.packed_weight import PackedWeight
-from lmi_core.ops.device.paged_cache import CacheScales, PagedCache, fixed_of
+from lmi_core.ops.device.paged_cache import PagedCache, fixed_of, layer_arguments
 from lmi_core.ops.device.quantized_rows import CODE_TYPES, RowFormat, max_outliers, stride_of
 from lmi_core.ops.device.recorded_steps import (
     Node,
@@ -364,23 +364,9 @@ class StepLowering:
             raise NotNativeError(op, f"it runs in {self._chosen[op]}")
 
     def _cached(self, cache: PagedCache, layer: int) -> dict[str, object]:
-        """A layer's keys and values as arguments of kernels, where they lie when the list is
-        built."""
         if cache not in self._caches:
             self._caches.append(cache)
-        keys, _, scales = cache.layers[layer]
-        arguments: dict[str, object] = {
-            "keys": lambda: cache.layers[layer][0],
-            "values": lambda: cache.layers[layer][1],
-            "num_kv_heads": keys.shape[1],
-            "head_dim": cache.head_dim,
-            "kv_dtype": keys.dtype,
-            "value_scale": fixed_of(scales).values,
-        }
-        if isinstance(scales, CacheScales):
-            arguments["key_scales"] = lambda: cast(CacheScales, cache.layers[layer][2]).keys
-            arguments["value_scales"] = lambda: cast(CacheScales, cache.layers[layer][2]).values
-        return arguments
+        return layer_arguments(cache, layer)
 
     def _new(self, y: Handle) -> Value:
         dtype = torch.float32 if y.dtype == "fp32" else self._act

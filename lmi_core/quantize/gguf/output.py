@@ -188,7 +188,7 @@ def _check_spec(path: Path, found: FoundModel, architecture: str) -> None:
     ]
     shapes = expected_shapes(specs[1])
     kept = StoredLayers(layout_of(None), shapes, file.tensors)
-    check_tensors(path, specs[1], file.tensors, kept)
+    check_tensors(path, specs[1], shapes, file.tensors, kept)
     changed = _differences(*specs)
     if not _same_ropes(*specs):
         changed.append("rotary positions")

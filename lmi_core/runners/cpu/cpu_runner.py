@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import threading
@@ -9,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from lmi_core import _native
 from lmi_core.models.eagle_head import EagleHead
@@ -23,24 +24,22 @@ from lmi_core.runners.cpu.ranked_adapters import RankedAdapters, lora_store
 from lmi_core.runners.cpu.ranked_blocks import RankedBlocks
 from lmi_core.runners.cpu.recorded_model import RecordedModel
 from lmi_core.runners.cpu.sizes import (
-    block_bytes_of,
     cache_dtype,
     check_sizes,
-    eagle_block_bytes,
     num_rank_threads,
+    pool_block_bytes,
     step_sizes,
 )
 from lmi_core.runners.memory_claims import HOST_MEMORY
 from lmi_core.runners.runner import RunnerInfo
 from lmi_core.runners.step_memory import StepMemory, size_kv_cache
+from lmi_core.settings.engine_config import EngineConfig
 
 if TYPE_CHECKING:
-    from lmi_core.models.draft_heads import DraftHeads
     from lmi_core.models.loader import FoundModel, LoadedModel
     from lmi_core.models.smoothing import Smoothing
     from lmi_core.runners.cpu.ranks import Ranks
     from lmi_core.runners.runner import AdapterStore, BlockMemory
-    from lmi_core.settings.engine_config import EngineConfig
     from lmi_core.weights.formats import FloatArray
     from lmi_core.weights.packed_model import PackedModel
 
@@ -85,41 +84,28 @@ class SharedWorker:
 os.register_at_fork(after_in_child=SharedWorker.forget)
 
 
-class DraftModel(NamedTuple):
-    """A loaded model that drafts for another one, and what it was loaded with."""
-
-    config: EngineConfig
-    model: LoadedModel
-    packed: PackedModel | None
-
-
 class CpuRunner:
     """Implements ``Runner`` on the CPU kernels."""
 
     def __init__(
         self,
-        config: EngineConfig,
+        found: FoundModel,
         model: LoadedModel,
-        packed: PackedModel | None = None,
-        draft: DraftModel | None = None,
-        heads: DraftHeads | None = None,
+        draft: LoadedModel | None = None,
+        packed: Sequence[PackedModel] = (),
         ranks: Ranks | None = None,
     ) -> None:
-        """``draft``, ``heads``: what drafts for ``model``. ``ranks``: the others of those that
-        compute it, of which this is rank 0: its worker computes a slice of a step, and samples."""
-        spec = model.spec
+        """``model``, ``draft``: what was found, loaded; ``packed``: where their matrices are kept.
+        ``ranks``: the others of those that compute it, of which this is rank 0: its worker computes
+        a slice of a step, and samples."""
+        config, heads, spec = found.asked, found.heads, model.spec
         kv_dtype = cache_dtype(config, model.dtype)
         sizes = step_sizes(config, spec)
         num_ranks = model.slicing.num_ranks
-        block_bytes = num_ranks * block_bytes_of(config, spec, model.dtype)
-        if draft is not None:
-            block_bytes += block_bytes_of(draft.config, draft.model.spec, draft.model.dtype)
         eagle = heads if isinstance(heads, EagleHead) else None
-        if eagle is not None:
-            block_bytes += eagle_block_bytes(config, eagle, model.dtype)
         self.memory = size_kv_cache(
             config,
-            block_bytes=block_bytes,
+            block_bytes=pool_block_bytes(found),
             max_model_len=sizes.max_model_len,
             claimed_bytes=HOST_MEMORY.total_bytes,
         )
@@ -127,7 +113,7 @@ class CpuRunner:
         self.pool, self.block_tables = shared.pool, shared.block_tables
         self.sampling, self.steps = shared.sampling, shared.steps
         self._last_step = self.steps[0]
-        store = lora_store(config, model)
+        store = None if config.lora is None else lora_store(config, config.lora, model)
         self.adapters: AdapterStore | None = store
         if store is not None and ranks is not None:
             self.adapters = RankedAdapters(store, ranks)
@@ -158,8 +144,8 @@ class CpuRunner:
 
         self.drafter: DraftChains | None = None
         weight_bytes, arena_bytes = num_ranks * model.weights.num_bytes, self.graph.arena_bytes
-        if draft is not None:
-            self.drafter = CpuDraftRunner(draft.config, draft.model, sizes, shared)
+        if found.draft is not None and draft is not None:
+            self.drafter = CpuDraftRunner(found.draft.asked, draft, sizes, shared)
         elif isinstance(heads, MedusaHeads):
             self.drafter = MedusaRunner(config, model, heads, sizes, shared)
         elif eagle is not None:
@@ -194,15 +180,15 @@ class CpuRunner:
             kv_dtype=kv_dtype,
             runs_ahead=model.pooling is None,
             verifies_drafts=model.pooling is None,
-            draft_model=_drafted_by(draft, heads),
+            draft_model=found.drafted_by,
             has_draft_heads=isinstance(heads, MedusaHeads),
             num_state_columns=spec.hidden_size if model.pooling is None else 0,
             pooling=model.pooling,
             has_adapters=self.adapters is not None,
         )
         recorded.cache.lay_pages_ahead(0)
-        self._packed = [each for each in (packed, draft and draft.packed) if each is not None]
-        for each in self._packed:
+        self._packed = packed
+        for each in packed:
             each.save()
 
     def _report(self, config: EngineConfig, weight_bytes: int) -> None:
@@ -270,7 +256,7 @@ class CpuRunner:
 
 
 def load_cpu_runner(
-    config: EngineConfig,
+    asked: EngineConfig | FoundModel,
     progress: Progress | None = None,
     on_found: Callable[[int, Sequence[int]], None] | None = None,
 ) -> tuple[CpuRunner, LoadedModel]:
@@ -279,40 +265,38 @@ def load_cpu_runner(
     Raises ModelError for files that can't be served, UserError for sizes that don't fit.
     """
     from lmi_core.calibration.peaks import smoothing_for
-    from lmi_core.models.slices import slicing_of
     from lmi_core.runners.cpu.memory_needs import memory_errors
     from lmi_core.runners.cpu.ranks import Ranks
 
-    found = find_cpu_model(config, HOST_MEMORY.total_bytes)
+    found = find_cpu_model(asked, HOST_MEMORY.total_bytes)
     if on_found is not None:
         on_found(found.spec.vocab_size, found.config.eos_token_ids)
     ranks = None
-    config = with_bound_cpus(config)
+    config = with_bound_cpus(found.asked)
+    found = replace(found, asked=config)
     with (
         memory_errors(),
         bound_to(config.bound_cpus[0] if config.bound_cpus else ()),
         ExitStack() as failed,
     ):
-        smoothings = [smoothing_for(each.asked, each, progress) for each in found.models]
-        if slicing_of(config, found.spec).num_ranks > 1:
+        smoothings = [smoothing_for(each, progress) for each in found.models]
+        if found.slicing.num_ranks > 1:
             ranks = Ranks(config, smoothings[0])
             failed.callback(ranks.close)
-        loaded = []
-        for each, smoothing in zip(found.models, smoothings, strict=True):
-            packed = _open_packed(each)
-            model = _load(each, packed, smoothing, progress)
-            loaded.append(DraftModel(each.asked, model, packed))
-        (_, model, packed), *drafts = loaded
-        draft = drafts[0] if drafts else None
-        runner = CpuRunner(config, model, packed, draft, found.heads, ranks)
+        packed = [_open_packed(each) for each in found.models]
+        model, *drafts = map(_load, found.models, packed, smoothings, itertools.repeat(progress))
+        kept = [each for each in packed if each is not None]
+        runner = CpuRunner(found, model, drafts[0] if drafts else None, kept, ranks)
         failed.pop_all()
     return runner, model
 
 
 def with_bound_cpus(config: EngineConfig) -> EngineConfig:
     """``config`` with what its ranks are bound to, where it doesn't say, and the number of threads
-    that this makes of nothing else."""
+    that this makes of nothing else. A process that computes its model alone has all cores."""
     cpus = config.bound_cpus
+    if cpus is None and config.tensor_parallel_degree == 1:
+        return config
     if cpus is None:
         cpus = own_groups(config.cpu_binding, config.tensor_parallel_degree)
     # Of threads that are bound the kernel would say that there are fewer cores.
@@ -332,7 +316,6 @@ def _load(
     progress: Progress | None,
 ) -> LoadedModel:
     from lmi_core.models.loader import load_weights
-    from lmi_core.models.slices import slicing_of
     from lmi_core.ops.cpu import NativeWeights
 
     config = found.asked
@@ -340,45 +323,39 @@ def _load(
         config.instruction_set, num_rank_threads(config), packed, config.activations
     )
     on_weights = None if progress is None else partial(progress, "weights")
-    slicing = slicing_of(config, found.spec)
-    return load_weights(config, found, weights, on_weights, smoothing, slicing)
+    return load_weights(found, weights, on_weights, smoothing)
 
 
-def _drafted_by(draft: DraftModel | None, heads: DraftHeads | None) -> str:
-    if draft is not None:
-        return str(draft.config.model)
-    return "" if heads is None else heads.description
-
-
-def keep_packed(config: EngineConfig, progress: Progress | None = None) -> None:
+def keep_packed(found: FoundModel, progress: Progress | None = None) -> None:
     """Put a model's packed weights into the repack cache, unless they are there or have no place:
     processes that load the model afterwards share their memory. Raises as ``load_cpu_runner``."""
     from lmi_core.calibration.peaks import smoothing_for
     from lmi_core.runners.cpu.memory_needs import memory_errors
 
-    found = find_cpu_model(config, HOST_MEMORY.total_bytes)
-    if config.tensor_parallel_degree > 1:
+    if found.slicing.num_ranks > 1:
         return  # each rank packs its own slice
     with memory_errors():
         for each in found.models:
             packed = _open_packed(each)
             if packed is not None and not packed.is_stored:
-                _load(each, packed, smoothing_for(each.asked, each, progress), progress)
+                _load(each, packed, smoothing_for(each, progress), progress)
                 packed.save()
                 packed.wait()
 
 
-def find_cpu_model(config: EngineConfig, claimed_bytes: int = 0) -> FoundModel:
+def find_cpu_model(asked: EngineConfig | FoundModel, claimed_bytes: int = 0) -> FoundModel:
     """What will be loaded, as far as settings and headers tell whether it can be: what explains,
-    serves and manages models asks here. ``claimed_bytes``: what other engines have of the memory.
-    Raises as ``load_cpu_runner``."""
+    serves and manages models asks here. Of what was found here before nothing is read again, and
+    only memory that others have taken is looked at: ``claimed_bytes``. Raises as
+    ``load_cpu_runner``."""
     from lmi_core.models.loader import find_model
-    from lmi_core.models.slices import slicing_of
     from lmi_core.runners.cpu.memory_needs import check_memory
 
-    check_sizes(config)
-    cache_dtype(config, "fp32")
-    found = find_model(config)
-    slicing_of(config, found.spec)
-    check_memory(config, found, claimed_bytes)
-    return found
+    is_new = isinstance(asked, EngineConfig)
+    if isinstance(asked, EngineConfig):
+        check_sizes(asked)
+        cache_dtype(asked, "fp32")
+        asked = find_model(asked)
+    if is_new or claimed_bytes:
+        check_memory(asked, claimed_bytes)
+    return asked

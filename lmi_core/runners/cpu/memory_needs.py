@@ -11,16 +11,13 @@ from pathlib import Path
 
 from lmi_core import _native
 from lmi_core.errors import InsufficientMemoryError
-from lmi_core.models.eagle_head import EagleHead
-from lmi_core.models.loader import FoundModel, stored_format
-from lmi_core.models.slices import slicing_of
+from lmi_core.models.loader import FoundModel
 from lmi_core.models.spec import DecoderSpec
 from lmi_core.runners.cpu.draft_chains import draft_rows
-from lmi_core.runners.cpu.sizes import block_bytes_of, eagle_block_bytes, step_sizes
+from lmi_core.runners.cpu.sizes import pool_block_bytes, step_sizes
 from lmi_core.runners.step_memory import size_kv_cache
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.units import megabytes
-from lmi_core.weights.formats import WeightFormat
 from lmi_core.weights.mxfp4 import MXFP4_ENDINGS
 from lmi_core.weights.quantized.methods import (
     METHODS,
@@ -63,45 +60,33 @@ class Estimate:
         )
 
 
-def estimate(config: EngineConfig, found: FoundModel, claimed_bytes: int = 0) -> Estimate:
+def estimate(found: FoundModel, claimed_bytes: int = 0) -> Estimate:
     """What the CPU engine takes for a model whose files are here, and for what drafts for it;
     ``claimed_bytes``: what other engines have. Raises InsufficientMemoryError for a KV cache that
     can't be had."""
-    models = [(config, found)]
-    if found.draft is not None:
-        models.append((found.draft.asked, found.draft))
-    slicing = slicing_of(config, found.spec)
-    own_spec, dtype = slicing.spec(found.spec), _dtype(config, found)
-    block_bytes = slicing.num_ranks * block_bytes_of(config, own_spec, dtype)
-    if isinstance(found.heads, EagleHead):
-        block_bytes += eagle_block_bytes(config, found.heads, dtype)
-    for asked, draft in models[1:]:  # rank 0 has all of it
-        block_bytes += block_bytes_of(asked, draft.spec, _dtype(asked, draft))
+    config, num_ranks = found.asked, found.slicing.num_ranks
     cache = size_kv_cache(
         config,
-        block_bytes=block_bytes,
+        block_bytes=pool_block_bytes(found),
         max_model_len=config.max_model_len or found.spec.max_positions,
         claimed_bytes=claimed_bytes,
     )
     return Estimate(
-        weights=sum(_weight_bytes(*model) for model in models)
+        weights=sum(map(_weight_bytes, found.models))
         + (0 if found.heads is None else found.heads.num_weights),
         kv_cache=cache.num_bytes,
-        workspace=slicing.num_ranks * _workspace_bytes(config, found.spec, slicing.num_ranks)
+        workspace=num_ranks * _workspace_bytes(config, found.spec, num_ranks)
         + (0 if found.draft is None else _draft_workspace_bytes(config, found.draft.spec)),
-        stored=sum(each.checkpoint.stored_bytes for _, each in models),
+        stored=sum(each.checkpoint.stored_bytes for each in found.models),
     )
 
 
-def _dtype(config: EngineConfig, found: FoundModel) -> WeightFormat:
-    return stored_format(found) if config.dtype == "auto" else config.dtype
-
-
-def _weight_bytes(config: EngineConfig, found: FoundModel) -> int:
+def _weight_bytes(found: FoundModel) -> int:
+    config = found.asked
     settings = found.checkpoint.quantization
     if settings is not None and not _is_made_anew(settings, config):
         return found.checkpoint.stored_bytes + _copied_bytes(found)
-    spec, names, dtype = found.spec, found.spec.names, _dtype(config, found)
+    spec, names, dtype = found.spec, found.spec.names, found.dtype
     shapes = dict(found.shapes)
     embedding = math.prod(shapes.pop(names.embedding))
     head_name = f"{names.head}.weight"
@@ -140,10 +125,10 @@ def _num_weights(name: str, shape: tuple[int, ...]) -> int:
     return math.prod(shape) * (2 if name.endswith(MXFP4_ENDINGS[0]) else 1)
 
 
-def check_memory(config: EngineConfig, found: FoundModel, claimed_bytes: int = 0) -> None:
+def check_memory(found: FoundModel, claimed_bytes: int = 0) -> None:
     """Raise InsufficientMemoryError, with the numbers, unless the model fits beside what other
     engines have taken: into the memory that the process may use, and its address space."""
-    needs = estimate(config, found, claimed_bytes)
+    config, needs = found.asked, estimate(found, claimed_bytes)
     limit = int(_native.cpu_info()["memory_limit_bytes"])
     if needs.total > limit - claimed_bytes:
         taken = f", of which other models have taken {megabytes(claimed_bytes)}"
@@ -169,13 +154,12 @@ def shares_weights(config: EngineConfig, stored_bytes: int) -> bool:
     return is_kept and stored_bytes >= MIN_CHECKPOINT_BYTES
 
 
-def estimate_copies(
-    config: EngineConfig, found: FoundModel, num_copies: int, claimed_bytes: int = 0
-) -> Estimate:
+def estimate_copies(found: FoundModel, num_copies: int, claimed_bytes: int = 0) -> Estimate:
     """As ``estimate``, of so many processes together. They share packed weights in the repack
     cache, and divide the part of the memory that KV caches get."""
+    config = found.asked
     each = replace(config, num_models=config.num_models * num_copies)
-    needs = estimate(each, found, claimed_bytes)
+    needs = estimate(replace(found, asked=each), claimed_bytes)
     num_weights = 1 if shares_weights(config, needs.stored) else num_copies
     return replace(
         needs,
@@ -185,16 +169,14 @@ def estimate_copies(
     )
 
 
-def check_copies(
-    config: EngineConfig, found: FoundModel, num_copies: int, claimed_bytes: int = 0
-) -> int:
+def check_copies(found: FoundModel, num_copies: int, claimed_bytes: int = 0) -> int:
     """What the copies of a model take together. Raises InsufficientMemoryError where they don't fit
     beside what other engines have taken."""
-    needs = estimate_copies(config, found, num_copies, claimed_bytes)
+    needs = estimate_copies(found, num_copies, claimed_bytes)
     limit = int(_native.cpu_info()["memory_limit_bytes"])
     if needs.total > limit - claimed_bytes:
         raise InsufficientMemoryError(
-            f"{num_copies} copies of the model in {config.model} need {needs.describe()}; "
+            f"{num_copies} copies of the model in {found.asked.model} need {needs.describe()}; "
             f"{megabytes(max(0, limit - claimed_bytes))} are left: set a smaller num_copies, "
             "quantize or a smaller kv_cache_bytes",
             field="num_copies",

@@ -84,7 +84,9 @@ class RankOrders:
 
     def copy_out(self, block_id: int) -> bytes:
         """An order."""
-        return self._recorded.cache.copy_out(block_id)
+        content = bytearray(self._recorded.cache.bytes_per_block)
+        self._recorded.cache.copy_out(block_id, content)
+        return bytes(content)
 
     def copy_in(self, block_id: int, content: bytes) -> None:
         """An order."""

@@ -8,6 +8,7 @@ import signal
 import socket
 import threading
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from lmi_core import _native
@@ -60,25 +61,24 @@ def _join(
     connection: socket.socket, config: EngineConfig, smoothing: Smoothing | None, rank: int
 ) -> _Joined:
     from lmi_core.models.loader import find_model, load_weights
-    from lmi_core.models.slices import slicing_of
     from lmi_core.ops.cpu import NativeWeights
     from lmi_core.runners.cpu.memory_needs import memory_errors
     from lmi_core.weights.packed_model import open_packed_model
 
     found = find_model(config)
+    found = replace(found, slicing=replace(found.slicing, rank=rank))
     num_threads = num_rank_threads(config)
     with memory_errors():
         packed = open_packed_model(config, found.checkpoint, num_threads, rank=rank)
         weights = NativeWeights(config.instruction_set, num_threads, packed, config.activations)
-        slicing = slicing_of(config, found.spec, rank)
-        model = load_weights(config, found, weights, smoothing=smoothing, slicing=slicing)
+        model = load_weights(found, weights, smoothing=smoothing)
         message.send(connection, message.encode(("loaded",)))
         _, num_blocks = _receive(connection)
         _, [descriptor], _, _ = socket.recv_fds(connection, 1, 1)
         sizes = step_sizes(config, model.spec)
         group = open_group(config, model.spec, sizes, rank, descriptor)
         os.close(descriptor)
-        store = lora_store(config, model)
+        store = None if config.lora is None else lora_store(config, config.lora, model)
         recorded = RecordedModel(
             config,
             model,

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from lmi_core.ops.graph import LoraTable
     from lmi_core.runners.cpu.ranks import Ranks
     from lmi_core.settings.engine_config import EngineConfig
+    from lmi_core.settings.lora_config import LoraConfig
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
@@ -59,11 +60,9 @@ class RankedAdapters:
         self._ranks.order("set_adapter", slot, key)
 
 
-def lora_store(config: EngineConfig, model: LoadedModel) -> LoraStore | None:
-    """One rank's, of all of a model or its slice of it; None: LoRA is off."""
-    if config.lora is None:
-        return None
+def lora_store(config: EngineConfig, lora: LoraConfig, model: LoadedModel) -> LoraStore:
+    """One rank's, of all of a model or its slice of it."""
     shapes = linear_shapes(model.whole_spec, model.slicing)
     table = cast("LoraTable", _native.LoraTable(shapes, dtype=model.dtype))
     backend = NativeWeights(config.instruction_set, num_threads=1)
-    return LoraStore(model, backend, table, max_rank=config.lora.max_rank)
+    return LoraStore(model, backend, table, max_rank=lora.max_rank)

@@ -11,14 +11,16 @@ if TYPE_CHECKING:
 
 
 class RankedContent:
-    """Implements ``BlockContent``: rank 0's part, and the others' in their order."""
+    """Implements ``BlockContent``: behind rank 0's part come the others' in their order."""
 
-    def __init__(self, own: bytes, others: list[Future[bytes]]) -> None:
-        self._own = own
+    def __init__(self, target: memoryview, others: list[Future[bytes]]) -> None:
+        self._target = target
         self._others = others
 
-    def result(self) -> bytes:
-        return b"".join([self._own, *(other.result() for other in self._others)])
+    def result(self) -> None:
+        size = len(self._target) // (len(self._others) + 1)
+        for rank, other in enumerate(self._others, start=1):
+            self._target[rank * size : (rank + 1) * size] = other.result()
 
 
 class RankedBlocks:
@@ -28,17 +30,23 @@ class RankedBlocks:
         self._own = own
         self._ranks = ranks
 
-    def copy_out(self, block_id: int) -> RankedContent:
-        others = self._ranks.order("copy_out", block_id)
-        return RankedContent(self._own.copy_out(block_id), others)
+    @property
+    def bytes_per_block(self) -> int:
+        return self._own.bytes_per_block * self._ranks.num_ranks
 
-    def copy_in(self, block_id: int, content: bytes) -> None:
-        size = len(content) // self._ranks.num_ranks
+    def copy_out(self, block_id: int, target: bytearray) -> RankedContent:
+        others = self._ranks.order("copy_out", block_id)
+        view = memoryview(target)
+        self._own.copy_out(block_id, view[: self._own.bytes_per_block])
+        return RankedContent(view, others)
+
+    def copy_in(self, block_id: int, content: bytearray) -> None:
+        size = self._own.bytes_per_block
         self._own.copy_in(block_id, content[:size])
         self._ranks.order_each(
             "copy_in",
             [
-                (block_id, content[first : first + size])
+                (block_id, bytes(content[first : first + size]))
                 for first in range(size, len(content), size)
             ],
         )

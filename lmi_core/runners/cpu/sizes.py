@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from lmi_core import _native
 from lmi_core.errors import UserError
@@ -11,6 +11,10 @@ from lmi_core.models.spec import DecoderSpec
 from lmi_core.runners.step_memory import StepSizes
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.settings.limits import BLOCK_MULTIPLE
+from lmi_core.weights.formats import WeightFormat
+
+if TYPE_CHECKING:
+    from lmi_core.models.loader import FoundModel
 
 DEFAULT_BATCHED_TOKENS = 2048
 CacheDType = Literal["fp32", "bf16", "int8"]
@@ -73,7 +77,7 @@ def check_sizes(config: EngineConfig) -> None:
         )
 
 
-def cache_dtype(config: EngineConfig, model_dtype: Literal["fp32", "bf16"]) -> CacheDType:
+def cache_dtype(config: EngineConfig, model_dtype: WeightFormat) -> CacheDType:
     """The KV cache's. Raises UserError for one that the native kernels don't have."""
     asked = config.kv_dtype
     if asked == "auto":
@@ -86,7 +90,18 @@ def cache_dtype(config: EngineConfig, model_dtype: Literal["fp32", "bf16"]) -> C
     return asked
 
 
-def block_bytes_of(config: EngineConfig, spec: DecoderSpec, dtype: Literal["fp32", "bf16"]) -> int:
+def pool_block_bytes(found: FoundModel) -> int:
+    """Of a KV block of a model, in all its ranks, and of what drafts for it."""
+    num_ranks, spec = found.slicing.num_ranks, found.slicing.spec(found.spec)
+    num_bytes = num_ranks * _block_bytes(found.asked, spec, found.dtype)
+    if found.draft is not None:
+        num_bytes += _block_bytes(found.draft.asked, found.draft.spec, found.draft.dtype)
+    if isinstance(found.heads, EagleHead):
+        num_bytes += _eagle_block_bytes(found.asked, found.heads, found.dtype)
+    return num_bytes
+
+
+def _block_bytes(config: EngineConfig, spec: DecoderSpec, dtype: WeightFormat) -> int:
     """Of a KV block of all layers of a model; ``dtype``: of its activations."""
     return _native.KvCache.block_bytes(
         num_layers=spec.num_cache_layers,
@@ -98,7 +113,7 @@ def block_bytes_of(config: EngineConfig, spec: DecoderSpec, dtype: Literal["fp32
     )
 
 
-def eagle_block_bytes(config: EngineConfig, head: EagleHead, dtype: Literal["fp32", "bf16"]) -> int:
+def _eagle_block_bytes(config: EngineConfig, head: EagleHead, dtype: WeightFormat) -> int:
     """Of a KV block: of the head's layer, and of the states that it goes on from."""
     state_bytes = config.block_size * head.spec.hidden_size * (4 if dtype == "fp32" else 2)
-    return block_bytes_of(config, head.spec, dtype) + state_bytes
+    return _block_bytes(config, head.spec, dtype) + state_bytes

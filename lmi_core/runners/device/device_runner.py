@@ -17,19 +17,19 @@ from lmi_core.runners.cpu.cpu_runner import Progress
 from lmi_core.runners.device.cuda_runner import CudaRunner
 from lmi_core.runners.device.device_memory import memory_of
 from lmi_core.runners.device.torch_runner import TorchRunner
+from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.version import torch_too_old
 from lmi_core.weights.quantized.checkpoint import can_be_quantized
 
 if TYPE_CHECKING:
-    from lmi_core.models.loader import LoadedModel
-    from lmi_core.settings.engine_config import EngineConfig
+    from lmi_core.models.loader import FoundModel, LoadedModel
     from lmi_core.weights.checkpoint import Checkpoint
 
 _log = logging.getLogger(__name__)
 
 
 def load_device_runner(
-    config: EngineConfig, progress: Progress | None = None
+    asked: EngineConfig | FoundModel, progress: Progress | None = None
 ) -> tuple[TorchRunner | CudaRunner, LoadedModel]:
     """Load the model's weights to the configured device and build its runner.
 
@@ -39,19 +39,19 @@ def load_device_runner(
     from lmi_core.calibration.peaks import smoothing_for
     from lmi_core.models.loader import find_model, load_weights
 
+    config = asked if isinstance(asked, EngineConfig) else asked.asked
     device = find_device(config)
     chosen = select.select_for(device.type, is_deterministic=config.deterministic)
     _log.info("ops on %s: %s%s", device, select.describe(chosen), _unused(chosen))
     memory = memory_of(device)
-    found = find_model(config)
+    found = find_model(asked) if isinstance(asked, EngineConfig) else asked
     others_bytes = 0 if memory is None else memory.allocated_bytes()
     try:
         model = load_weights(
-            config,
             found,
             DeviceWeights(device, config.activations),
             None if progress is None else partial(progress, "weights"),
-            smoothing_for(config, found, progress),
+            smoothing_for(found, progress),
         )
     except torch.OutOfMemoryError as error:
         raise _no_room_for_weights(config, found.checkpoint, device) from error

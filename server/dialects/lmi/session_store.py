@@ -112,6 +112,10 @@ class SessionStore:
             )
         return session
 
+    def has(self, session_id: str) -> bool:
+        """Whether it was opened, and not closed or forgotten; reads no files once one is known."""
+        return session_id in self._known()
+
     def close(self, session_id: str, tenant: str) -> Session:
         """End a session; UserError as ``get``."""
         session = self.get(session_id, tenant)

@@ -69,6 +69,12 @@ class Sessions:
         async with self._turn:  # threads that wait for each other would be missed elsewhere
             return await asyncio.to_thread(alone)
 
+    def ended(self, session: Session) -> None:
+        """A request of it has: what it keeps is for nobody where the session was closed before the
+        engine had the request."""
+        if self.store is not None and not self.store.has(session.id):
+            self._unpin(session)
+
     def _unpin(self, session: Session) -> None:
         if isinstance(self._backend, Pins):
             self._backend.unpin(session.key)
@@ -96,29 +102,42 @@ async def answer_in_session(
         return None
     owner = tenant_name(request)
     kind = await _request_type(request, model)
-    if kind == _NEW:
-        session = await sessions.create(owner)
-        return _answer(f"Session {session.id} created", FIELD, _with_end(session))
-    if kind == _CLOSE:
-        session = await sessions.close(session_id, owner)
-        return _answer(f"Session {session.id} closed", _CLOSED_FIELD, session.id)
     if kind is not None:
-        raise UserError(
-            f"requestType must be {_NEW} or {_CLOSE}, got {kind[:40]!r}", field="requestType"
-        )
+        return await _opened_or_closed(sessions, kind, session_id, owner)
     if not session_id:
         return None
     found = None if session_id == _NEW else await sessions.get(session_id, owner)
+    used: list[Session] = []
 
     async def parsed_in(call: Call) -> ParsedCall:
         parsed = await parse_call(model, parse, call)
         # A call that is refused opens none: nobody would be told of it.
         session = await sessions.create(owner) if found is None else found
         headers = {FIELD: _with_end(session)} if found is None else {}
+        used.append(session)
         requests = tuple(replace(each, session=session.key) for each in parsed.requests)
         return replace(parsed, requests=requests, headers={**parsed.headers, **headers})
 
-    return await generate_with(request, model, parsed_in, read)
+    try:
+        return await generate_with(request, model, parsed_in, read)
+    finally:
+        for session in used:
+            sessions.ended(session)
+
+
+async def _opened_or_closed(
+    sessions: Sessions, kind: str, session_id: str, owner: str
+) -> web.Response:
+    """The answer to a call that is about nothing else; UserError for one of another kind."""
+    if kind == _NEW:
+        session = await sessions.create(owner)
+        return _answer(f"Session {session.id} created", FIELD, _with_end(session))
+    if kind == _CLOSE:
+        session = await sessions.close(session_id, owner)
+        return _answer(f"Session {session.id} closed", _CLOSED_FIELD, session.id)
+    raise UserError(
+        f"requestType must be {_NEW} or {_CLOSE}, got {kind[:40]!r}", field="requestType"
+    )
 
 
 async def _request_type(request: web.Request, model: LoadedModel) -> str | None:

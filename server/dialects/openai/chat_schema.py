@@ -275,15 +275,25 @@ def _plain_message(index: int, message: dict[str, Any]) -> dict[str, Any]:
             field=f"{where}.content",
         )
     plain = {**message, "content": content or ""}
-    if isinstance(calls, list):
-        plain["tool_calls"] = [_plain_call(call) for call in calls]
+    if calls is not None:
+        if not isinstance(calls, list):
+            raise UserError(f"{where}.tool_calls must be a list", field=f"{where}.tool_calls")
+        plain["tool_calls"] = [
+            _plain_call(f"{where}.tool_calls[{number}]", call) for number, call in enumerate(calls)
+        ]
     return plain
 
 
-def _plain_call(call: Any) -> Any:
+def _plain_call(where: str, call: Any) -> Any:
     """Arguments come as JSON text, but templates expect the object."""
     function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise UserError(
+            f'{where} must be {{"id": ..., "type": "function", "function": {{"name": ..., '
+            '"arguments": ...}}',
+            field=where,
+        )
+    if not isinstance(function.get("arguments"), str):
         return call
     try:
         arguments = json.loads(function["arguments"] or "{}")

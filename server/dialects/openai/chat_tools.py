@@ -181,7 +181,8 @@ def _allowed(tools: tuple[Tool, ...], choice: Any) -> tuple[tuple[Tool, ...], An
     form = choice.get("allowed_tools", choice)
     given = form.get("tools") if isinstance(form, Mapping) else None
     mode = form.get("mode", "auto") if isinstance(form, Mapping) else None
-    if not isinstance(given, list) or not given or mode not in ("auto", "required"):
+    are_tools = isinstance(given, list) and all(isinstance(each, Mapping) for each in given)
+    if not given or not are_tools or mode not in ("auto", "required"):
         raise UserError(
             'tool_choice.allowed_tools must be {"mode": "auto" or "required", "tools": [...]}',
             field="tool_choice",

@@ -17,6 +17,7 @@ from lmi_core.demo import MODEL_DIR
 from lmi_core.engine.engine import Engine
 from lmi_core.errors import CapacityError, UserError
 from lmi_core.settings.engine_config import EngineConfig
+from lmi_server.dialects.lmi import sessions
 from lmi_server.dialects.lmi.lmi import LmiOptions
 from lmi_server.dialects.lmi.session_store import SessionOptions, SessionStore
 from lmi_server.http.metrics import Metrics
@@ -226,6 +227,27 @@ def test_what_runs_when_its_session_is_closed_leaves_nothing(tmp_path: Path) -> 
             assert [answer.status for answer in await asyncio.gather(*asked)] == [200] * 3
             assert engine.stats().num_used_blocks == 0
 
+    asyncio.run(use())
+
+
+def test_a_session_that_is_closed_before_its_request_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def use() -> None:
+        async with serving_engine(tmp_path) as (served, engine):
+            session_id = await opened(served)
+
+            async def parsed(*arguments: Any) -> Any:
+                call = await parse(*arguments)
+                await served.post({"requestType": "CLOSE"}, headers={HEADER: session_id})
+                return call
+
+            monkeypatch.setattr(sessions, "parse_call", parsed)
+            body = {"inputs": "Once upon a time " * 20, "parameters": {"max_new_tokens": 2}}
+            assert (await served.post(body, headers={HEADER: session_id})).status == 200
+            await until(lambda: engine.stats().num_used_blocks == 0)
+
+    parse: Any = sessions.parse_call
     asyncio.run(use())
 
 

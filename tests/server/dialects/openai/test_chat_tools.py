@@ -209,6 +209,18 @@ def test_the_configured_style_is_enforced() -> None:
         ({"tool_choice": 3}, "tool_choice must be"),
         ({"tool_choice": {"function": {"name": "x"}}}, r"'x', which is not .* \(weather, now\)"),
         ({"tools": [], "tool_choice": "required"}, "there are no tools"),
+        (
+            {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"tools": [None]}}},
+            "tool_choice.allowed_tools must be",
+        ),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": 3}]},
+            r"\[0\].tool_calls must be a list",
+        ),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"function": []}]}]},
+            r"messages\[0\].tool_calls\[0\] must be",
+        ),
         ({"functions": [{}]}, "functions are not available"),
     ],
     ids=lambda value: str(value)[:40],

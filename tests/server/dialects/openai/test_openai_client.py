@@ -12,6 +12,7 @@ import pydantic
 import pytest
 
 from lmi_core.demo import MODEL_DIR
+from lmi_core.text.tokenizer import Tokenizer
 from tests.checkpoints import cached_checkpoint
 from tests.cli.test_native import serving
 
@@ -314,6 +315,38 @@ def test_structured_output(demo: openai.OpenAI) -> None:
     )
     thing = parsed.choices[0].message.parsed
     assert isinstance(thing, Thing)
+
+    # With tools, too, an answer is one of both, streamed as it is whole.
+    Short = Annotated[str, pydantic.Field(max_length=5)]
+
+    class Weather(pydantic.BaseModel):
+        city: Short
+
+    [brace], [mark] = (
+        Tokenizer.load(MODEL_DIR).encode_now(char, add_special_tokens=False) for char in "{<"
+    )
+    for seed in range(4):
+        asked: dict[str, Any] = {
+            "model": "demo",
+            "messages": MESSAGES,
+            "response_format": Thing,
+            "tools": [openai.pydantic_function_tool(Weather)],
+            "parallel_tool_calls": False,
+            "temperature": 1.5,
+            "seed": seed,
+            "logit_bias": {str(mark if seed % 2 else brace): 90},
+        }
+        said = demo.chat.completions.parse(**asked).choices[0].message
+        with demo.chat.completions.stream(**asked) as stream:
+            streamed = stream.get_final_completion().choices[0].message
+        assert (streamed.content, streamed.parsed) == (said.content, said.parsed)
+        if seed % 2:
+            assert said.tool_calls is not None
+            [call] = said.tool_calls
+            assert isinstance(call.function.parsed_arguments, Weather)
+            assert streamed.tool_calls[0].function.arguments == call.function.arguments
+        else:
+            assert isinstance(said.parsed, Thing)
 
 
 def test_async_client(url: str) -> None:
