@@ -47,9 +47,9 @@ async def ask(
     return ids
 
 
-async def factors_of(engine: Engine, log: StepLog) -> Points:
+async def factors_of(engine: Engine, log: StepLog, rng: random.Random) -> Points:
     """By rows of a step: how many times as long as the table says it takes here."""
-    rng, vocab_size = random.Random(1), engine.info.runner.vocab_size
+    vocab_size = engine.info.runner.vocab_size
 
     def prompt(num: int) -> list[int]:
         return [rng.randrange(4, vocab_size) for _ in range(num)]
@@ -72,9 +72,9 @@ async def factors_of(engine: Engine, log: StepLog) -> Points:
     return tuple(sorted(factors.items()))
 
 
-async def play(engine: Engine, trace: Trace) -> list[Served]:
+async def play(engine: Engine, trace: Trace, rng: random.Random) -> list[Served]:
     """Send what comes when it comes."""
-    rng, info = random.Random(0), engine.info.runner
+    info = engine.info.runner
     begun_s = time.monotonic()
     texts = [asyncio.get_running_loop().create_future() for _ in trace]
     served = [Served(arrival, 0.0) for arrival in trace]
@@ -96,7 +96,7 @@ async def play(engine: Engine, trace: Trace) -> list[Served]:
 
 
 async def measure(options: argparse.Namespace) -> None:
-    log = StepLog()
+    log, rng = StepLog(), random.Random(0)  # no round may find another's prefixes
     config = EngineConfig(
         model=checkpoint("160m"), dtype="bf16", kv_cache_bytes=options.kv_mb << 20
     )
@@ -108,13 +108,13 @@ async def measure(options: argparse.Namespace) -> None:
     async with Engine(config, observer=log) as engine:
         print(" " * 24, *(f"{title:>9}" for title in summary([], 1.0)))
         for _ in range(options.rounds):
-            factors = await factors_of(engine, log)
+            factors = await factors_of(engine, log, rng)
             costs = LLAMA_160M_BF16.scaled(factors)
             run = Simulation(trace, POLICIES["engine"], costs, engine.info.runner)
             simulated = summary(run.run(), run.now_s)
             show(options.trace, "simulated", simulated)
             begun_s = time.monotonic()
-            played = await play(engine, trace)
+            played = await play(engine, trace, rng)
             measured = summary(played, time.monotonic() - begun_s)
             show(options.trace, "engine", measured)
             shown = ", ".join(f"{rows}: {factor:.2f}" for rows, factor in factors)

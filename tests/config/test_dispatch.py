@@ -129,6 +129,15 @@ def test_an_engine_that_is_missing_is_not_replaced_by_one_that_lacks_a_key(
     assert way_out in error
 
 
+@pytest.mark.parametrize("argv", [(), ("--prefer-native",)])
+def test_padded_batches_that_are_forced_are_replaced_by_none_without(model_dir, explained, argv):
+    report = explained(model_dir("option.force_padded=true", config=LLAMA), *argv)
+    assert model_of(report).backend == "transformers"
+    error = next(each for each in map(str, report.errors) if "is not installed" in each)
+    assert error.startswith("model/serving.properties:1: option.force_padded=true: Transformers is")
+    assert "pip install 'lmi-core[transformers]'" in error
+
+
 def test_a_mistake_is_not_what_keeps_our_engine_from_standing_in(model_dir, explained):
     report = explained(model_dir("option.rolling_batch=vllm\noption.dtype=fp17", config=LLAMA))
     assert model_of(report).backend == "lmi"

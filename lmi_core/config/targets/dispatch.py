@@ -23,7 +23,6 @@ _RETIRED = {
 }
 _DECIDING = (
     "option.entryPoint",
-    "option.force_padded",
     "option.rolling_batch",
     "engine",
     "option.task",
@@ -76,8 +75,7 @@ def dispatch(
     wanted = _wanted(written, values, files, host)
     if wanted.backend == "lmi":
         return wanted
-    is_forced = values.get("option.force_padded") is True
-    if prefer_native and not is_forced and _can_be_native(values, files):
+    if prefer_native and _can_be_native(values, files):
         return Decision("lmi", f"--prefer-native instead of {BACKENDS[wanted.backend].title}")
     if wanted.backend != "transformers" or _generates(wanted, values, files, problems):
         wanted = _with_package(wanted, written, values, files, host)
@@ -105,7 +103,8 @@ def _wanted(written: WrittenFor, values: Values, files: ModelFiles, host: Host) 
     if files.unsupported is not None:
         return Decision("transformers", f"the lmi engine doesn't have this: {files.unsupported}")
     if values.get("option.force_padded") is True:
-        return Decision("transformers", "option.force_padded=true")
+        key = "option.force_padded"
+        return Decision("transformers", f"{key}=true", key)
     return Decision("lmi", _native_reason(written, files, TASKS.get(str(task), "auto")))
 
 
@@ -126,6 +125,8 @@ def _native_reason(written: WrittenFor, files: ModelFiles, asked: str) -> str:
 
 
 def _can_be_native(values: Values, files: ModelFiles) -> bool:
+    if values.get("option.force_padded") is True:
+        return False
     task = values.get("option.task")
     known = files.architecture is None or files.architecture in supported_architectures()
     return known and files.unsupported is None and (task is None or task in TASKS)
@@ -140,7 +141,7 @@ def _with_package(
         return wanted
     return replace(
         wanted,
-        key=_deciding_key(written, values),
+        key=wanted.key or _deciding_key(written, values),
         missing=backend.installation,
         stand_in=_can_be_native(values, files),
     )

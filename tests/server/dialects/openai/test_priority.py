@@ -39,4 +39,4 @@ def test_who_is_more_urgent_runs_first() -> None:
             await asyncio.gather(*tasks)
 
     asyncio.run(run())
-    assert ends == [0, 3, 2, 4, 1]
+    assert ends == [3, 0, 2, 4, 1]  # the first gives way to the only one that is more urgent
