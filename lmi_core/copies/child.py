@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 _STATS_S = 0.2
 """Statistics follow activity after so long, and then no more often."""
+_WATCH_S = 0.5
+"""How often a copy looks after its ranks."""
 
 
 class Child:
@@ -104,6 +106,15 @@ class Child:
             return
         self._engine = engine
         self._connection.send(("ready", engine.info, engine.stats()))
+        if engine.info.runner.num_ranks > 1:
+            self._watch_ranks()
+
+    def _watch_ranks(self) -> None:
+        """Say it when a rank is lost: without requests nobody else would notice."""
+        if self._engine is not None and self._engine.healthy:
+            self._loop.call_later(_WATCH_S, self._watch_ranks)
+        else:
+            self._send_stats()
 
     def _pack(self, settings: CopySettings) -> FoundModel:
         from lmi_core.runners.cpu.cpu_runner import find_cpu_model, keep_packed

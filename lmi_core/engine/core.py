@@ -35,7 +35,7 @@ from lmi_core.engine.stats import EngineInfo, EngineObserver, EngineStats, Engin
 from lmi_core.engine.stream import EventStream
 from lmi_core.errors import EngineError, UserError
 from lmi_core.models.pooling_head import RowSum
-from lmi_core.runners.runner import BlockRunner, PoolingRunner, Runner
+from lmi_core.runners.runner import BlockRunner, PoolingRunner, RankedRunner, Runner
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.structured.banned_sequences import BannedSequences
 from lmi_core.structured.compiler import GrammarCompiler
@@ -132,6 +132,8 @@ class EngineCore:
 
     @property
     def healthy(self) -> bool:
+        if self._runner.info.num_ranks > 1 and cast(RankedRunner, self._runner).is_lost:
+            return False
         return self._loop.is_healthy
 
     async def open(

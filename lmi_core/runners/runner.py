@@ -68,6 +68,8 @@ class RunnerInfo:
     """Whether it is a ``LoraRunner``, with LoRA on."""
     pads_batches: bool = False
     """Whether it is a ``PaddedRunner``."""
+    num_ranks: int = 1
+    """Processes that compute each step together; more than one: it is a ``RankedRunner``."""
 
     @property
     def caches_prefixes(self) -> bool:
@@ -111,6 +113,15 @@ class Runner(Protocol):
 
     def close(self) -> None:
         """Wait for what was submitted, release threads and memory. Idempotent."""
+        ...
+
+
+class RankedRunner(Runner, Protocol):
+    """Whose steps other processes compute with it."""
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether one of them ended, so that all steps fail from now on."""
         ...
 
 

@@ -10,7 +10,7 @@ from lmi_core.engine.request import BACKGROUND
 from lmi_core.engine.stats import NullObserver
 from lmi_core.errors import CapacityError, UserError
 from tests.config.test_honoured import PROMPT, TRTLLM, generate, params, run, running
-from tests.engine.harness import collect
+from tests.engine.harness import collect, until
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -251,8 +251,8 @@ def test_how_long_requests_may_wait(configured):
     async def main():
         written = "option.max_rolling_batch_size=1\noption.max_queue_s=0.001\n"
         async with running(configured(written)) as engine:
-            runs = asyncio.create_task(generate(engine, num_tokens=64))
-            await asyncio.sleep(0)
+            runs = asyncio.create_task(collect(engine, PROMPT, params(64), max_queue_s=60))
+            await until(lambda: engine.stats().num_running == 1)
             patient = asyncio.create_task(collect(engine, PROMPT, params(2), max_queue_s=60))
             with pytest.raises(CapacityError, match=r"may wait 0.001 \(max_queue_s\)") as raised:
                 await generate(engine, num_tokens=2)

@@ -376,7 +376,7 @@ def test_priorities_order_the_queue() -> None:
 
     async def main() -> None:
         async with make_engine(FakeRunner(max_num_seqs=1, step_s=0.002)) as engine:
-            first = asyncio.create_task(one(engine, "first", 5))
+            first = asyncio.create_task(one(engine, "first", 0))
             await until(lambda: engine.stats().num_running == 1)
             others = [
                 one(engine, name, priority)

@@ -182,6 +182,7 @@ class CpuRunner:
             verifies_drafts=model.pooling is None,
             draft_model=found.drafted_by,
             has_draft_heads=isinstance(heads, MedusaHeads),
+            num_ranks=num_ranks,
             num_state_columns=spec.hidden_size if model.pooling is None else 0,
             pooling=model.pooling,
             has_adapters=self.adapters is not None,
@@ -216,6 +217,10 @@ class CpuRunner:
         self._recorded.cache.lay_pages_ahead(self.pool.num_ever_used)
         self._worker.submit(graph, step, self.completion_fd)
         self._last_step = step
+
+    @property
+    def is_lost(self) -> bool:
+        return self._ranks is not None and self._ranks.is_lost
 
     def submit_with_states(self, step: _native.Step) -> None:
         if self._with_states is None:

@@ -71,6 +71,10 @@ class Ranks:
     def pids(self) -> list[int]:
         return [process.pid for process in self._processes]
 
+    @property
+    def is_lost(self) -> bool:
+        return self._group is not None and self._group.is_lost
+
     def join(self, spec: DecoderSpec, sizes: StepSizes, num_blocks: int) -> _native.RankGroup:
         """Return the group when all have their weights, caches and graphs. Raises what kept one of
         them from it, EngineError where one ended without a word."""

@@ -21,6 +21,14 @@ def children_of(pid: int) -> list[int]:
     return [int(child) for task in tasks for child in task.read_text().split()]
 
 
+async def lose_a_rank(copies: Copies) -> None:
+    """Return when the copy is another."""
+    [old] = copies.copies
+    [rank] = children_of(old.pid)
+    os.kill(rank, signal.SIGKILL)
+    await eventually(lambda: [copy.pid for copy in copies.copies] not in ([], [old.pid]), 30)
+
+
 def test_the_group_restarts_and_its_requests_go_on() -> None:
     async def main() -> None:
         models = registry_of("num_threads=1", "device=cpu", "tensor_parallel_degree=2")
@@ -31,10 +39,9 @@ def test_the_group_restarts_and_its_requests_go_on() -> None:
             num_tokens = copies.num_tokens
             streams = asyncio.create_task(texts(served))
             await eventually(lambda: copies.num_tokens > num_tokens + 20, 30)
-            [old] = copies.copies
-            [rank] = children_of(old.pid)
-            os.kill(rank, signal.SIGKILL)
+            await lose_a_rank(copies)
             assert await streams == reference
-            await eventually(lambda: copies.copies[0].pid != old.pid, 30)
+            await lose_a_rank(copies)  # while there is no request
+            assert await texts(served) == reference
 
     asyncio.run(asyncio.wait_for(main(), 100))
