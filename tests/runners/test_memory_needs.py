@@ -54,7 +54,7 @@ def test_the_estimate_is_what_is_taken(config: EngineConfig) -> None:
 
 def test_latent_attention_keeps_a_token_once() -> None:
     config = EngineConfig(model=cached_checkpoint("deepseek_v2"), max_num_seqs=2, num_threads=1)
-    needs = estimate(config, find_model(config))
+    needs = estimate(find_model(config))
     runner, _ = load_cpu_runner(config)
     info = runner.info
     runner.close()
