@@ -81,6 +81,8 @@ def _names(names: WeightNames, tensors: Mapping[str, TensorInfo]) -> WeightNames
     first, second = ("attn_norm_2", "attn_norm") if has_two_norms else ("attn_norm", "ffn_norm")
     if not names.attention_post_norm and f"{_FIRST}post_attention_norm.weight" in tensors:
         second = "post_attention_norm"
+    if f"{_FIRST}attn_output_norm.weight" in tensors:
+        second = "attn_output_norm"
     return WeightNames(
         embedding="token_embd.weight",
         positions="position_embd.weight" if names.positions else "",
@@ -105,4 +107,5 @@ def _names(names: WeightNames, tensors: Mapping[str, TensorInfo]) -> WeightNames
         down="ffn_down",
         mlp_post_norm="post_ffw_norm.weight" if names.mlp_post_norm else "",
         ignored=_COMPUTED,
+        ignored_layers=names.ignored_layers,
     )

@@ -80,7 +80,7 @@ def quantize(args: argparse.Namespace, flags: Sequence[str], default_model: Path
     config = open_local_model([args.model, *flags], default_model).config
     config = replace(config, quantize=None, lora=None)
     found = find_model(config)
-    _check_model(found, args.format)
+    _check_model(found)
     group_size = 0 if args.format in MIXES else _group_size(args.format, args.group_size, found)
     partial = args.out.with_name(args.out.name + ".partial")
     try:
@@ -126,13 +126,11 @@ def _check_arguments(args: argparse.Namespace) -> None:
         )
 
 
-def _check_model(found: FoundModel, name: str) -> None:
+def _check_model(found: FoundModel) -> None:
     spec, checkpoint = found.spec, found.checkpoint
     reason = None
     if checkpoint.gguf_architecture is not None or checkpoint.quantization is not None:
         reason = "it is quantised already: give the checkpoint that it was made of"
-    elif spec.experts is not None and name in MIXES:
-        reason = "mixtures of experts aren't written as GGUF in this version"
     elif (problem := objection(spec)) is not None:
         reason = problem
     elif spec.attention.latent is not None:

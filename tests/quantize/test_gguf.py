@@ -12,6 +12,7 @@ import tokenizers
 from lmi_core.cli import main
 from lmi_core.errors import UserError
 from lmi_core.models.loader import LoadedModel, load_model
+from lmi_core.ops.cpu import NativeWeights
 from lmi_core.quantize.gguf.encode import ENCODERS, encode
 from lmi_core.quantize.gguf.tokenizer import check_tokenizer, tokenizer_metadata
 from lmi_core.text.gguf_tokenizer import PRE_TOKENIZERS, tokenizer_files
@@ -70,6 +71,7 @@ def logits_of(model: LoadedModel) -> np.ndarray:
     [
         *("llama3", "llama_tied", "llama_bias", "qwen2", "qwen3", "gemma2", "phi3", "granite"),
         *("falcon_40b", "internlm2", "chatglm2", "cohere", "bloom", "nemotron", "stablelm"),
+        *("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "glm4_moe"),
     ],
 )
 def test_what_is_not_rounded_gives_the_checkpoints_logits(variant: str, tmp_path: Path) -> None:
@@ -119,6 +121,26 @@ def test_what_is_written_is_read_back(name: str, wide: Path, tmp_path: Path) -> 
     assert 0 < np.sqrt(np.mean((found - exact) ** 2)) / exact.std() < most
 
 
+def test_experts_are_quantised_by_what_they_read(tmp_path: Path) -> None:
+    source = cached_checkpoint("mixtral", dtype="bfloat16")
+    text, found = tmp_path / "text.txt", []
+    text.write_text("The quick brown fox jumps over the lazy dog 12345. " * 60)
+    exact = logits_of(load_model(source, "fp32"))
+    for name, given in (("plain", []), ("measured", ["--text", str(text)])):
+        out = tmp_path / f"{name}.gguf"
+        asked = ["--format", "gguf-q4_k_m", "--num-sequences", "2", *given]
+        assert main(["quantize", str(source), str(out), *asked]) == 0
+        tensors = read_gguf(out).tensors
+        assert tensors["blk.1.ffn_gate_exps.weight"].dtype == "Q5_0"
+        assert tensors["blk.2.ffn_down_exps.weight"].shape == (4, 64, 96)
+        assert tensors["blk.2.ffn_gate_inp.weight"].dtype == "F32"
+        model = load_model(model_directory(out), "fp32", backend=NativeWeights(activations="bf16"))
+        # Where rounding makes a row take other experts, it has other logits.
+        found.append(np.median(np.abs(logits_of(model) - exact)) / exact.std())
+    assert 0 < min(found) <= max(found) < 0.1
+    assert (tmp_path / "plain.gguf").read_bytes() != (tmp_path / "measured.gguf").read_bytes()
+
+
 @pytest.mark.parametrize("name", {pre: name for name, pre in PRE_TOKENIZERS.items()}.values())
 def test_splits_get_the_name_that_stands_for_them(name: str, tmp_path: Path) -> None:
     trained(name).save(str(tmp_path / "tokenizer.json"))
@@ -162,6 +184,7 @@ def test_a_tokenizer_without_a_name_is_refused(tmp_path: Path) -> None:
     ("variant", "problem"),
     [
         ("olmo3", "Olmo3ForCausalLM has no name in GGUF"),
+        ("granite_moe", "its experts are in common tensors"),
         ("gemma3", "its attention, rotary positions would be read otherwise"),
     ],
 )

@@ -14,7 +14,7 @@ from lmi_core.models.loader import FoundModel
 from lmi_core.models.rope import inverse_frequencies
 from lmi_core.models.spec import DecoderSpec, RopeSpec
 from lmi_core.weights.formats import FloatArray
-from lmi_core.weights.gguf.architectures import ARCHITECTURES, MIXTURES
+from lmi_core.weights.gguf.architectures import ARCHITECTURES, MIXTURES, SIGMOID
 from lmi_core.weights.hf_config import HfConfig
 
 _ALSO_LLAMA = ("MistralForCausalLM",)
@@ -126,7 +126,7 @@ def _experts(spec: DecoderSpec) -> dict[str, Any]:
         "expert_used_count": experts.top_k,
         "expert_feed_forward_length": experts.intermediate_size,
     }
-    if experts.shared_size:
+    if experts.gates_shared:
         values["expert_shared_feed_forward_length"] = experts.shared_size
     return values
 
@@ -171,11 +171,26 @@ def _minicpm(spec: DecoderSpec, config: HfConfig) -> dict[str, Any]:
     }
 
 
+def _sigmoid_experts(spec: DecoderSpec, config: HfConfig) -> dict[str, Any]:
+    experts = spec.experts
+    assert experts is not None
+    return {
+        "expert_shared_count": experts.shared_size // experts.intermediate_size,
+        "leading_dense_block_count": experts.sparse.index(True),
+        "expert_weights_scale": float(experts.scale),
+        "expert_weights_norm": experts.normalizes,
+        "expert_gating_func": SIGMOID,
+        "expert_group_count": experts.num_groups,
+        "expert_group_used_count": experts.top_groups,
+    }
+
+
 _MORE: dict[str, Callable[[DecoderSpec, HfConfig], dict[str, Any]]] = {
     "gemma2": _gemma,
     "gemma3": _gemma,
     "granite": _granite,
     "granitemoe": _granite,
+    "glm4moe": _sigmoid_experts,
     "minicpm": _minicpm,
     "command-r": lambda spec, config: {"logit_scale": float(spec.logit_scale)},
     "cohere2": lambda spec, config: {"logit_scale": float(spec.logit_scale)},

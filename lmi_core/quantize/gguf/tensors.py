@@ -114,16 +114,18 @@ def _norms(names: WeightNames, architecture: str) -> dict[str, str]:
     first, second = "attn_norm.weight", "ffn_norm.weight"
     if architecture == "falcon" and names.mlp_norm:
         first, second = "attn_norm_2.weight", first
-    found = {
-        first: names.attention_norm,
-        second: names.mlp_norm,
-        "attn_q_norm.weight": names.q_norm,
-        "attn_k_norm.weight": names.k_norm,
-        "post_attention_norm.weight": names.attention_post_norm,
-        "post_ffw_norm.weight": names.mlp_post_norm,
-        "attn_sinks.weight": names.sinks,
-    }
-    return {ours: name for ours, name in found.items() if name}
+    if architecture == "glm4moe":
+        second = "post_attention_norm.weight"
+    found = (
+        (first, names.attention_norm),
+        (second, names.mlp_norm),
+        ("attn_q_norm.weight", names.q_norm),
+        ("attn_k_norm.weight", names.k_norm),
+        ("post_attention_norm.weight", names.attention_post_norm),
+        ("post_ffw_norm.weight", names.mlp_post_norm),
+        ("attn_sinks.weight", names.sinks),
+    )
+    return {ours: name for ours, name in found if name}
 
 
 def _qkv(spec: DecoderSpec, architecture: str, source: LinearSource) -> Iterator[Target]:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from lmi_core.weights.gguf.file import fault
 from lmi_core.weights.gguf.metadata import Metadata
 from lmi_core.weights.gguf.rotary import scaling_of
 
@@ -21,6 +22,8 @@ class Architecture:
     """Those that aren't common to all."""
 
 
+SIGMOID = 2
+"""Of the ways to score experts."""
 _SOFT_CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 
 
@@ -137,6 +140,49 @@ def _shared_expert(metadata: Metadata) -> dict[str, Any]:
     return {} if size is None else {"shared_expert_intermediate_size": size}
 
 
+def _sigmoid_experts(metadata: Metadata) -> dict[str, Any]:
+    """GLM-4.5's, whose last layers, if there are some, predict further tokens."""
+    further = metadata.number("nextn_predict_layers") or 0
+    scoring = metadata.number("expert_gating_func")
+    if scoring not in (None, SIGMOID):
+        raise fault(metadata.file.path, f"has expert_gating_func {scoring}, not {SIGMOID}")
+    keys = {
+        "n_shared_experts": "expert_shared_count",
+        "first_k_dense_replace": "leading_dense_block_count",
+        "routed_scaling_factor": "expert_weights_scale",
+        "n_group": "expert_group_count",
+        "topk_group": "expert_group_used_count",
+    }
+    found = {ours: metadata.number(key) for ours, key in keys.items()}
+    return {
+        "n_routed_experts": metadata.number("expert_count"),
+        "num_hidden_layers": metadata.number("block_count") - further,
+        "num_nextn_predict_layers": further,
+        "norm_topk_prob": metadata.get("expert_weights_norm") is not False,
+        "attention_bias": metadata.has_in_layers("attn_q.bias"),
+        "use_qk_norm": metadata.has_in_layers("attn_q_norm.weight"),
+        **{ours: value for ours, value in found.items() if value},
+    }
+
+
+def _dbrx(metadata: Metadata) -> dict[str, Any]:
+    keys = {
+        "moe_num_experts": "expert_count",
+        "moe_top_k": "expert_used_count",
+        "ffn_hidden_size": "feed_forward_length",
+    }
+    heads, theta = metadata.number("attention.head_count_kv"), metadata.number("rope.freq_base")
+    attention = {"kv_n_heads": heads, "rope_theta": theta, **_clipped(metadata)}
+    return {
+        "d_model": metadata.number("embedding_length"),
+        "n_layers": metadata.number("block_count"),
+        "n_heads": metadata.number("attention.head_count"),
+        "max_seq_len": metadata.number("context_length"),
+        "attn_config": {key: value for key, value in attention.items() if value is not None},
+        "ffn_config": {ours: metadata.number(key) for ours, key in keys.items()},
+    }
+
+
 def _gpt_oss(metadata: Metadata) -> dict[str, Any]:
     """Its scores are the softmax of those that were chosen."""
     metadata.asked.add("expert_gating_func")
@@ -189,6 +235,9 @@ MIXTURES = {
     "olmoe": Architecture("OlmoeForCausalLM", _clipped),
     "granitemoe": Architecture("GraniteMoeForCausalLM", _granite),
     "gpt-oss": Architecture("GptOssForCausalLM", _gpt_oss),
+    "glm4moe": Architecture("Glm4MoeForCausalLM", _sigmoid_experts),
+    "dbrx": Architecture("DbrxForCausalLM", _dbrx),
+    "phimoe": Architecture("PhiMoEForCausalLM"),
 }
 """The same of mixtures of experts."""
 INTERLEAVED = (
