@@ -36,8 +36,9 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 SOURCES := setup.py pyproject.toml CMakeLists.txt $(shell find csrc -type f)
 FORMATTED := $(shell find csrc tests/cpp tests/cuda_emulator -name '*.h' -o -name '*.inc' -o -name '*.cpp' \
                -o -name '*.cu' -o -name '*.cuh')
-# Whole suites take every core; a test file of one's own is quicker without workers.
-PYTEST := $(BIN)/python -m pytest -n $(shell nproc) --dist worksteal
+# Whole suites take every core, also while a test waits; a test file of one's own is quicker without
+# workers.
+PYTEST := $(BIN)/python -m pytest -n $(shell expr $$(nproc) + 1) --dist worksteal
 CMAKE := cmake -S . -GNinja -DLMI_PYTHON=OFF
 # The thread sanitizer of older compilers can't stand much address randomisation.
 NO_ASLR := $(shell setarch -R true 2>/dev/null && echo setarch -R)
@@ -48,7 +49,7 @@ FUZZ_CASES ?= 200000
 FUZZ_REQUESTS ?= 100000
 FUZZ_FILES ?= 10000
 
-.PHONY: run test test-arm test-triton test-races test-browser text-generation-client bench bench-peers-quick fuzz lint test-asan test-tsan \
+.PHONY: run test test-arm test-triton test-races build-races test-browser text-generation-client bench bench-peers-quick fuzz lint test-asan test-tsan \
 	cuda cuda-all cuda-wheel cuda-resources cuda-latency cuda-loops wheels build clean check-tools
 .DELETE_ON_ERROR:
 
@@ -65,8 +66,10 @@ test-triton: build
 	  tests/runners/device/test_torch_runner.py tests/runners/device/test_device_dtypes.py \
 	  tests/runners/device/test_torch_invariance.py
 
-test-races: build
+build-races: build
 	cmake --build build/native --target lmi_cuda_races
+
+test-races: build-races
 	LMI_TEST_RACES=1 $(PYTEST) tests/runners/device/test_cuda_runner.py tests/ops \
 	  -k '(native and cpu) or races or traffic or cuda_runner'
 
@@ -115,7 +118,7 @@ bench: $(VENV)/.installed-test
 	$(BIN)/python -m bench.startup
 	$(BIN)/python -m bench.front_end
 
-fuzz: $(VENV)/.installed-test
+fuzz: build
 	$(BIN)/python -m tests.config.fuzz --seconds $(FUZZ_SECONDS) --at-least $(FUZZ_CASES)
 	$(BIN)/python -m tests.server.fuzz --requests $(FUZZ_REQUESTS)
 	$(BIN)/python -m tests.weights.gguf_fuzz --files 10000

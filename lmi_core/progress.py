@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -71,6 +72,8 @@ class TerminalProgress:
 
     def _write(self, line: str) -> None:
         if self._is_terminal:
+            # What wraps can't be rewritten.
+            line = line[: shutil.get_terminal_size().columns - 1]
             self._out.write("\r" + line.ljust(self._width))
             self._width = len(line)
             self._out.flush()

@@ -18,6 +18,7 @@ from lmi_core.bench.rooflines import ModelShape, dtype_of
 from lmi_core.bench.runner import Pace, Target, engine_target, run_sessions, server_target
 from lmi_core.bench.stream import APIS
 from lmi_core.bench.workload import WORKLOADS, Sizes, make_sessions
+from lmi_core.chat.answer import RemoteSource
 from lmi_core.engine.engine import Engine
 from lmi_core.errors import EngineError, UserError
 from lmi_core.http_url import HttpUrl
@@ -100,8 +101,8 @@ def bench(args: argparse.Namespace, words: Sequence[str], default_model: Path) -
     """Measure, print the table, write the files; 1 if a request failed."""
     if args.kind != "serve" and (args.url or args.against):
         raise UserError(f"{args.kind} measures a model in this process; write serve for --url")
-    if args.url is not None and words:
-        raise UserError("--url takes no model and no flags of one besides")
+    if args.url is not None and (len(words) > 1 or (words and words[0].startswith("-"))):
+        raise UserError("--url takes one model's name besides, and no flags of a model")
     results = asyncio.run(_measure(args, words, default_model))
     print(results.text)
     if args.json is not None:
@@ -116,7 +117,7 @@ def bench(args: argparse.Namespace, words: Sequence[str], default_model: Path) -
 
 async def _measure(args: argparse.Namespace, words: Sequence[str], default_model: Path) -> Results:
     if args.url is not None:
-        return await _serve(args, {args.url: _server(args, args.url)}, {})
+        return await _serve(args, {args.url: _server(args, args.url, "".join(words))}, {})
     opened = open_local_model(words, default_model)
     if args.kind != "serve":
         opened = _for_offline(args, opened)
@@ -150,8 +151,13 @@ def _for_offline(args: argparse.Namespace, opened: LocalModel) -> LocalModel:
     return replace(opened, config=config, found=None)
 
 
-def _server(args: argparse.Namespace, url: str) -> Target:
-    return server_target(HttpUrl.parse(url), APIS[args.protocol])
+def _server(args: argparse.Namespace, url: str, model: str = "") -> Target:
+    """Of a model that isn't named: the first that the server lists."""
+    parsed, api = HttpUrl.parse(url), APIS[args.protocol]
+    if not model and "model" in api.body("", 1):
+        with RemoteSource(parsed) as source:
+            model = source.model
+    return server_target(parsed, api, model)
 
 
 async def _serve(

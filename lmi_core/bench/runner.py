@@ -31,9 +31,12 @@ class Pace:
     timeout_s: float = 600.0
 
 
-def server_target(url: HttpUrl, api: Api) -> Target:
+def server_target(url: HttpUrl, api: Api, model: str) -> Target:
+    """``model``: whom a protocol that names models asks."""
+
     async def do(request: Request) -> Answer:
-        return await ask(url, api, api.body(request.text, request.num_new))
+        body = api.body(request.text, request.num_new)
+        return await ask(url, api, {**body, "model": model} if "model" in body else body)
 
     return do
 

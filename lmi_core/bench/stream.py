@@ -91,6 +91,7 @@ class Answer:
     """A request's stream; times are ``time.perf_counter``'s."""
 
     sent_at: float
+    """When its connection was there: other clients keep theirs, and count from there as well."""
     first_at: float = 0.0
     """0: no token came."""
     last_at: float = 0.0
@@ -113,9 +114,8 @@ async def ask(
     data = json.dumps(body).encode()
     request = head("POST", url, api.path, len(data)) + data
     loop = asyncio.get_running_loop()
-    sent_at = time.perf_counter()
     transport, reader = await loop.create_connection(
-        lambda: _TokenReader(api, request, Answer(sent_at), abort_after),
+        lambda: _TokenReader(api, request, Answer(0.0), abort_after),
         url.host,
         url.port,
         ssl=True if url.is_https else None,
@@ -174,6 +174,7 @@ class _TokenReader(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
+        self._answer.sent_at = time.perf_counter()
         transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:

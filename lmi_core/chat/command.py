@@ -17,6 +17,7 @@ from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.errors import LmiError, UserError
 from lmi_core.http_url import HttpUrl
 from lmi_core.local_model import open_local_model
+from lmi_core.user_cache import user_cache
 
 _QUOTES = '"""'
 
@@ -143,8 +144,7 @@ def _line_history() -> Iterator[None]:
     except ImportError:
         yield
         return
-    cache = os.environ.get("XDG_CACHE_HOME")
-    path = (Path(cache) if cache else Path.home() / ".cache") / "lmi" / "chat_history"
+    path = user_cache(os.environ) / "lmi" / "chat_history"
     with contextlib.suppress(OSError):
         readline.read_history_file(path)
     readline.set_history_length(1000)

@@ -139,12 +139,15 @@ def _check_code(model: ModelConfig) -> None:
 def _check_copies(model: ModelConfig) -> None:
     if model.custom_code_config() is not None:
         _refuse_copies(model, f"the formatters in {model.entry_point}")
+    if model.is_on_ray and importlib.util.find_spec("ray") is None:
+        raise MissingExtraError("option.on=ray", "ray")
 
 
 def _refuse_copies(model: ModelConfig, company: str) -> None:
     if model.num_processes is None:
         return
-    key = next((key for key in COPY_KEYS if key in model.values), COPY_KEYS[0])
+    given = [key for key in COPY_KEYS if key in model.values]
+    key = "option.on" if model.is_on_ray else next(iter(given), COPY_KEYS[0])
     raise UserError(
         f"{model.num_processes} copies ({key}={model.get(key)}) don't go with {company}: such a "
         f"model is served by one engine in this version; leave out {key}",
@@ -197,12 +200,13 @@ def _check_native(
     if draft is None and model.speculation is not None:
         config = replace(config, speculation=model.speculation.engine(None))
     try:
-        found = find_cpu_model(config) if config.device == "cpu" else find_model(config)
+        is_here = config.device == "cpu" and not model.is_on_ray
+        found = find_cpu_model(config) if is_here else find_model(config)
     except UserError as error:
         if error.field == DRAFT_FIELD and model.draft is not None:
             error.field = model.draft.key
         raise
-    if model.placement.num_copies > 1 and config.device == "cpu":
+    if model.placement.num_copies > 1 and is_here:
         check_copies(found, model.placement.num_copies)
     found.quantized.check()
     if config.lora is not None:

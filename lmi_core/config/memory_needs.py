@@ -38,7 +38,7 @@ def memory_needs(model: ModelConfig, directory: Path | None, draft: Path | None 
     model in ``draft``, or why it can't have them; None where that shows only when it is loaded."""
     if model.backend != "lmi" or directory is None or not weight_files(directory):
         return None
-    if model.engine is None or model.engine.config.device != "cpu":
+    if model.engine is None or model.engine.config.device != "cpu" or model.is_on_ray:
         return None
     try:
         return _needs(model, directory, draft)

@@ -100,8 +100,14 @@ class ModelConfig:
         if self.backend != "lmi":
             return None
         asked = "option.num_copies" in self.values or self.placement.num_copies > 1
+        asked |= self.is_on_ray
         has_ranks = self.placement.device == "cpu" and self.placement.tensor_parallel_degree > 1
         return self.placement.num_copies if asked or has_ranks else None
+
+    @property
+    def is_on_ray(self) -> bool:
+        """Whether its copies run on the nodes of a Ray cluster."""
+        return self.placement.on == "ray"
 
     def library_config(
         self, model: Path, adapters: Sequence[tuple[str, Path]] = ()

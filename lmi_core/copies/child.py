@@ -8,7 +8,10 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Coroutine
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from lmi_core.copies.connection import Connection
 from lmi_core.copies.outbox import Batch, CopyStream, Outbox, SentObserver
 from lmi_core.copies.process import CopySettings
+from lmi_core.copies.sealed import NUM_SECRET_BYTES, SealedConnection
 from lmi_core.engine.engine import Engine
 from lmi_core.engine.handover import Handover
 from lmi_core.engine.request import GenerationRequest
@@ -27,6 +31,8 @@ if TYPE_CHECKING:
     from lmi_core.models.loader import FoundModel
     from lmi_core.settings.engine_config import EngineConfig
 
+_CONNECT_S = 60.0
+"""In which somebody must come who has the secret."""
 _STATS_S = 0.2
 """Statistics follow activity after so long, and then no more often."""
 _WATCH_S = 0.5
@@ -36,9 +42,10 @@ _WATCH_S = 0.5
 class Child:
     """Serves until the other end closes the connection."""
 
-    def __init__(self) -> None:
+    def __init__(self, connection: Callable[..., Connection] = Connection) -> None:
+        """``connection``: makes its end of what takes messages and the loss of the other end."""
         self._loop = asyncio.get_running_loop()
-        self._connection = Connection(self._receive, self._close)
+        self.connection = connection(self._receive, self._close)
         self._outbox = Outbox(self._send_batch)
         self._engine: Engine | None = None
         self._requests: dict[int, str] = {}
@@ -46,9 +53,10 @@ class Child:
         self._tasks: set[asyncio.Task[None]] = set()
         self._has_closed = asyncio.Event()
         self._stats_are_due = False
+        self._ahead_s = 0.0
+        """By how much its clock is ahead of the server's."""
 
-    async def serve(self, connection: socket.socket) -> None:
-        await self._loop.create_connection(lambda: self._connection, sock=connection)
+    async def serve(self) -> None:
         await self._has_closed.wait()
         if self._engine is None:  # threads that load don't let the process end
             discard_partial_files()
@@ -58,7 +66,7 @@ class Child:
     def log(self, record: logging.LogRecord) -> None:
         """Send it to be logged at the other end; from any thread."""
         message = ("log", record.name, record.levelno, _text(record))
-        self._loop.call_soon_threadsafe(self._connection.send, message)
+        self._loop.call_soon_threadsafe(self.connection.send, message)
 
     def _receive(self, value: Any) -> None:
         kind, *rest = value
@@ -85,6 +93,8 @@ class Child:
 
     async def _start(self, settings: CopySettings) -> None:
         _send_logs(self, settings.log_level)
+        if settings.sent_s is not None:
+            self._ahead_s = time.monotonic() - settings.sent_s
         HOST_MEMORY.claim(self, settings.claimed_bytes)
         if settings.config.bound_cpus:
             os.sched_setaffinity(0, chain.from_iterable(settings.config.bound_cpus))
@@ -101,11 +111,11 @@ class Child:
             )
             await engine.start()
         except Exception as error:
-            self._connection.send(("failed", message.portable(error)))
-            self._connection.close()
+            self.connection.send(("failed", message.portable(error)))
+            self.connection.close()
             return
         self._engine = engine
-        self._connection.send(("ready", engine.info, engine.stats()))
+        self.connection.send(("ready", engine.info, engine.stats()))
         if engine.info.runner.num_ranks > 1:
             self._watch_ranks()
 
@@ -125,11 +135,12 @@ class Child:
 
     def _progress(self, what: str, num_done: int, num_all: int) -> None:
         message = ("progress", what, num_done, num_all)
-        self._loop.call_soon_threadsafe(self._connection.send, message)
+        self._loop.call_soon_threadsafe(self.connection.send, message)
 
     def _open(self, number: int, request: GenerationRequest, handover: Handover) -> None:
-        self._connection.send(("taken", number))
+        self.connection.send(("taken", number))
         self._requests[number] = request.request_id
+        handover = handover.by_clock(self._ahead_s, time.monotonic())
         task = self._run(self._admit(number, request, handover))
         self._opening[number] = task
         task.add_done_callback(lambda _: self._opening.pop(number, None))
@@ -158,7 +169,7 @@ class Child:
             await getattr(self._engine, kind)(name, *path)
         except Exception as caught:
             error = message.portable(caught)
-        self._connection.send(("answer", call_id, error))
+        self.connection.send(("answer", call_id, error))
 
     def _send_batch(self, batch: Batch) -> None:
         assert self._engine is not None
@@ -168,7 +179,7 @@ class Child:
             os._exit(1)
         for number, _ in batch.ends:
             self._requests.pop(number, None)
-        self._connection.send(("batch", *batch))
+        self.connection.send(("batch", *batch))
         self._send_stats_soon()
 
     def _send_stats_soon(self) -> None:
@@ -179,7 +190,7 @@ class Child:
     def _send_stats(self) -> None:
         self._stats_are_due = False
         if self._engine is not None:
-            self._connection.send(("stats", self._engine.stats()))
+            self.connection.send(("stats", self._engine.stats()))
 
     def _close(self) -> None:
         self._has_closed.set()
@@ -205,7 +216,31 @@ def _text(record: logging.LogRecord) -> str:
 
 
 async def _serve(connection: socket.socket) -> None:
-    await Child().serve(connection)
+    child = Child()
+    await asyncio.get_running_loop().create_connection(lambda: child.connection, sock=connection)
+    await child.serve()
+
+
+async def _listen(host: str, secret: bytes) -> None:
+    loop = asyncio.get_running_loop()
+    proved: asyncio.Future[Child] = loop.create_future()
+
+    def arrive() -> Connection:
+        def on_proved() -> None:
+            if not proved.done():
+                proved.set_result(child)
+
+        sealed = partial(SealedConnection, secret=secret, dials=False, on_proved=on_proved)
+        child = Child(sealed)
+        return child.connection
+
+    server = await loop.create_server(arrive, host, 0)
+    sys.stdout.write(f"{server.sockets[0].getsockname()[1]}\n")
+    sys.stdout.flush()
+    async with asyncio.timeout(_CONNECT_S):
+        child = await proved
+    server.close()
+    await child.serve()
 
 
 def main(descriptor: int) -> int:
@@ -216,5 +251,15 @@ def main(descriptor: int) -> int:
     return 0
 
 
-if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1])))
+def listen(host: str) -> int:
+    """Serve who first proves to have the secret, which comes by stdin, and end with them, or with
+    stdin. Writes the port to stdout."""
+    secret = sys.stdin.buffer.read(NUM_SECRET_BYTES)
+    threading.Thread(target=_end_with_stdin, daemon=True).start()
+    asyncio.run(_listen(host, secret))
+    return 0
+
+
+def _end_with_stdin() -> None:
+    sys.stdin.buffer.read(1)
+    os._exit(0)

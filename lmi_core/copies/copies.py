@@ -19,9 +19,11 @@ from typing import Self
 from lmi_core import _native
 from lmi_core.copies.adapters import SharedAdapters
 from lmi_core.copies.dispatch import Dispatch, HashBlocks
+from lmi_core.copies.link import Link
+from lmi_core.copies.machines import Machines, ThisMachine
 from lmi_core.copies.opening import Opening
 from lmi_core.copies.outbox import Batch, observe_again
-from lmi_core.copies.process import CopyProcess, CopySettings, log_level
+from lmi_core.copies.process import CopyProcess, CopySettings
 from lmi_core.copies.supervisor import Supervisor
 from lmi_core.engine.fingerprint import FingerprintOf
 from lmi_core.engine.intake import Intake, check_num_tokens, check_room, retry_after_s
@@ -37,9 +39,7 @@ from lmi_core.engine.stats import (
 )
 from lmi_core.engine.stream import EventStream, batches
 from lmi_core.errors import EngineError, UserError
-from lmi_core.runners.cpu.core_groups import own_groups
 from lmi_core.runners.load import load_tokenizer
-from lmi_core.runners.memory_claims import HOST_MEMORY
 from lmi_core.runners.prefix_secret import prefix_hash_key
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.text.tokenizer import Tokenizer
@@ -62,10 +62,12 @@ class Copies:
         *,
         observer: EngineObserver | None = None,
         progress: Callable[[str, int, int], None] | None = None,
+        machines: Machines | None = None,
     ) -> None:
         """``config``: of one copy; the cores are divided where it names no number of threads, the
-        memory for KV caches where it names no size."""
+        memory for KV caches where it names no size. ``machines``: None: this one."""
         _check_kind(config, num_copies)
+        self._machines = machines or ThisMachine()
         self.config = replace(config, prefix_key=prefix_hash_key(config.prefix_cache_dir))
         self._observer = observer or NullObserver()
         self._supervisor = Supervisor(self, num_copies, progress)
@@ -90,7 +92,7 @@ class Copies:
             raise EngineError(f"the copies are {self._state}; they can be started once")
         self._state = LifeState.LOADING
         try:
-            await asyncio.to_thread(self._check_memory, self._supervisor.num_wanted)
+            await self._claim(self._supervisor.num_wanted)
             await self._adapters.start()
             await self._supervisor.start()
         except BaseException:
@@ -121,7 +123,7 @@ class Copies:
         if self._fingerprint is not None:
             await asyncio.to_thread(self._fingerprint.close)
             self._tokenizer.close()
-        HOST_MEMORY.release(self)
+        self._machines.release()
 
     async def subscribe(
         self, request: GenerationRequest, notify: Callable[[], None]
@@ -260,30 +262,22 @@ class Copies:
         """Run ``min_workers`` copies, of 0 one, from now on, in the background.
         InsufficientMemoryError where they don't fit, and all stays as it was."""
         min_workers = max(1, min_workers)
-        await asyncio.to_thread(self._check_memory, min_workers)
+        await self._claim(min_workers)
         self._supervisor.scale(min_workers)
 
     # What the supervisor asks and says.
 
     def settings(self, number: int, *, is_first: bool) -> CopySettings:
-        config, num = self.config, self._supervisor.num_wanted
-        degree = config.tensor_parallel_degree
-        lora = config.lora
+        config, lora = self.config, self.config.lora
         if lora is not None:
-            lora = replace(lora, adapters=tuple(self._adapters.needed.items()))
-        return CopySettings(
-            config=replace(
-                config,
-                lora=lora,
-                num_models=config.num_models * num,
-                num_threads=config.num_threads
-                or max(1, _native.num_physical_cores() // (num * degree)),
-                bound_cpus=own_groups(config.cpu_binding, degree, number, num),
-            ),
-            packs=is_first,
-            claimed_bytes=HOST_MEMORY.total_bytes - HOST_MEMORY.of(self),
-            log_level=log_level(),
-        )
+            config = replace(
+                config, lora=replace(lora, adapters=tuple(self._adapters.needed.items()))
+            )
+        num_copies = self._supervisor.num_wanted
+        return self._machines.settings(config, number, num_copies, is_first=is_first)
+
+    def link(self, settings: CopySettings) -> Link:
+        return self._machines.link(settings)
 
     async def prepare(self, copy: CopyProcess, info: EngineInfo) -> None:
         if not hasattr(self, "_info"):
@@ -336,16 +330,10 @@ class Copies:
         )
         self._dispatch = Dispatch(runner.block_size, hash_blocks)
 
-    def _check_memory(self, num_copies: int) -> None:
+    async def _claim(self, num_copies: int) -> None:
         """Raise InsufficientMemoryError unless all copies fit; then what they need is theirs."""
-        from lmi_core.runners.cpu.cpu_runner import find_cpu_model
-        from lmi_core.runners.cpu.memory_needs import check_copies, shares_weights
-
-        claimed_bytes = HOST_MEMORY.total_bytes - HOST_MEMORY.of(self)
-        found = find_cpu_model(self.config, claimed_bytes)
-        num_bytes = check_copies(found, num_copies, claimed_bytes)
-        self._shares_weights = shares_weights(self.config, found.checkpoint.stored_bytes)
-        HOST_MEMORY.claim(self, num_bytes)
+        claim = self._machines.claim
+        self._shares_weights = await asyncio.to_thread(claim, self.config, num_copies)
 
     def _check_accepting(self) -> None:
         if self._state is not LifeState.READY:

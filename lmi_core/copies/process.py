@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
-import socket
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from lmi_core.copies.connection import Connection
+from lmi_core.copies.link import Link, LocalLink
 from lmi_core.copies.outbox import Batch
 from lmi_core.engine.handover import Handover
 from lmi_core.engine.request import GenerationRequest
@@ -26,11 +24,6 @@ from lmi_core.settings.engine_config import EngineConfig
 
 log = logging.getLogger(__name__)
 
-_ROOT = Path(__file__).parents[2]
-_BOOT = (
-    "import sys; sys.path.append(sys.argv[1]); "
-    "from lmi_core.copies.child import main; sys.exit(main(int(sys.argv[2])))"
-)
 _END_TIMEOUT_S = 10.0
 
 
@@ -44,6 +37,8 @@ class CopySettings:
     packs: bool = False
     """Whether it puts packed weights where all copies find them, before it loads its own."""
     log_level: int = logging.WARNING
+    sent_s: float | None = None
+    """The time by the server's clock, where the copy has another."""
 
     @property
     def cores(self) -> tuple[object, ...]:
@@ -60,8 +55,10 @@ class CopyProcess:
         settings: CopySettings,
         on_batch: Callable[[CopyProcess, Batch], None],
         on_lost: Callable[[CopyProcess], None],
-        progress: Callable[[str, int, int], None] | None = None,
+        progress: Callable[[str, int, int], None] | None,
+        link: Link,
     ) -> None:
+        self.link = link
         self.copy_id = copy_id
         self.settings = settings
         self.started_at = 0.0
@@ -76,8 +73,7 @@ class CopyProcess:
         self._on_batch = on_batch
         self._on_lost = on_lost
         self._progress = progress
-        self._process: asyncio.subprocess.Process | None = None
-        self._connection = Connection(self._receive, self._lose)
+        self._connection: Connection | None = None
         self._ready: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
         self.unread: dict[int, None] = {}
         """Requests that were sent, of which it hasn't said that it has them."""
@@ -87,29 +83,17 @@ class CopyProcess:
 
     @property
     def pid(self) -> int:
-        assert self._process is not None
-        return self._process.pid
+        """Of one on this machine."""
+        assert isinstance(self.link, LocalLink)
+        return self.link.pid
 
     async def start(self) -> EngineInfo:
         """Start it and wait until its engine takes requests; raises what its start raised,
         EngineError where it ended without a word."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            try:
-                self._process = await asyncio.create_subprocess_exec(
-                    sys.executable,
-                    *("-c", _BOOT, str(_ROOT), str(theirs.fileno())),
-                    pass_fds=(theirs.fileno(),),
-                    stdin=asyncio.subprocess.DEVNULL,
-                    start_new_session=True,
-                )
-            except BaseException:
-                ours.close()
-                raise
-        loop = asyncio.get_running_loop()
-        await loop.create_connection(lambda: self._connection, sock=ours)
         try:
-            self._connection.send(("start", self.settings))
+            self._connection = await self.link.open(self._receive, self._lose)
+            sent_s = None if self.link.is_local else time.monotonic()
+            self._send("start", replace(self.settings, sent_s=sent_s))
             info = await self._ready
         except BaseException as error:
             await self.end(kill=True)
@@ -121,19 +105,19 @@ class CopyProcess:
 
     def open(self, number: int, request: GenerationRequest, handover: Handover) -> None:
         self.unread[number] = None
-        self._connection.send(("open", number, request, handover))
+        self._send("open", number, request, handover)
 
     def abort(self, number: int) -> None:
-        self._connection.send(("abort", number))
+        self._send("abort", number)
 
     def unpin(self, session: str) -> None:
-        self._connection.send(("unpin", session))
+        self._send("unpin", session)
 
     def ask(self) -> None:
         """Have it say something."""
         if not self._asked_s:
             self._asked_s = time.monotonic()
-            self._connection.send(("ask",))
+            self._send("ask")
 
     @property
     def silent_s(self) -> float:
@@ -155,29 +139,25 @@ class CopyProcess:
 
     def kill(self) -> None:
         """It isn't of use any more; ``on_lost`` follows."""
-        process = self._process
-        if process is not None and process.returncode is None:
-            # The process object's own way asks for the exit status, which asyncio waits for.
-            with suppress(ProcessLookupError):
-                os.kill(process.pid, signal.SIGKILL)
+        self.link.kill()
 
     async def end(self, *, kill: bool = False) -> None:
         """Let it end by itself, in time, or at once. Idempotent."""
-        process = self._process
-        if process is None:
-            return
-        self._connection.close()
+        if self._connection is not None:
+            self._connection.close()
         with suppress(TimeoutError):
             if not kill:
-                await asyncio.wait_for(process.wait(), _END_TIMEOUT_S)
+                await asyncio.wait_for(self.link.ended(), _END_TIMEOUT_S)
         self.kill()
-        await process.wait()
+        await self.link.ended()
+
+    def _send(self, *message: Any) -> None:
+        if self._connection is not None:
+            self._connection.send(message)
 
     async def last_words(self) -> str:
         """How it ended."""
-        assert self._process is not None
-        code = await self._process.wait()
-        return f"exit status {code}" if code >= 0 else f"signal {-code}"
+        return await self.link.ended()
 
     async def _why_not_ready(self) -> str:
         words = await self.last_words()
@@ -191,7 +171,7 @@ class CopyProcess:
         call_id = self._num_calls
         self._calls[call_id] = answer = asyncio.get_running_loop().create_future()
         try:
-            self._connection.send((kind, call_id, *arguments))
+            self._send(kind, call_id, *arguments)
             await answer
         finally:
             del self._calls[call_id]

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
+from lmi_core.copies.link import Link
 from lmi_core.copies.outbox import Batch
 from lmi_core.copies.process import CopyProcess, CopySettings
 from lmi_core.engine.stats import EngineInfo
@@ -25,6 +26,10 @@ class Front(Protocol):
 
     def settings(self, number: int, *, is_first: bool) -> CopySettings:
         """Of the copy with this number among those that are wanted, from 0."""
+        ...
+
+    def link(self, settings: CopySettings) -> Link:
+        """To where a copy is to be."""
         ...
 
     def on_batch(self, copy: CopyProcess, batch: Batch) -> None: ...
@@ -194,6 +199,7 @@ class _Place:
             self._front.on_batch,
             self._on_lost,
             progress,
+            self._front.link(settings),
         )
         self._process = copy
         info = await copy.start()

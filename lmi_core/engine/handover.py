@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lmi_core.engine.beam_search import BeamSearch
 from lmi_core.engine.sequence import ActiveRequest, SequenceState
@@ -35,6 +35,14 @@ class Handover:
     """What was said of the first admission; None: nothing yet."""
     last_token_s: float = 0.0
     """When the last token was handed out, or about then."""
+
+    def by_clock(self, ahead_s: float, now_s: float) -> Handover:
+        """As a machine tells it whose clock is ahead of the sender's, by about so much."""
+        if not ahead_s:
+            return self
+        last_token_s = self.last_token_s and min(self.last_token_s + ahead_s, now_s)
+        arrival_s = min(self.arrival_s + ahead_s, now_s)
+        return replace(self, arrival_s=arrival_s, last_token_s=last_token_s)
 
     @property
     def is_resumed(self) -> bool:

@@ -25,7 +25,7 @@ INVARIANT_SLICES = 4
 _UNITS = (128, 64, 32, 16, 8, 4, 2)
 """Inputs that stay together, as many as leave nearly equal slices: groups of quantised weights are
 as large at most."""
-_VOCAB_UNIT = 64
+_VOCAB_UNITS = (64, 16)
 _DEGREE = "tensor_parallel_degree"
 
 Bounds = tuple[tuple[int, int], ...]
@@ -59,7 +59,8 @@ class Slicing:
 
     def vocabulary(self, size: int) -> tuple[int, int]:
         """The tokens whose logits this rank computes."""
-        return cut(size, self.num_ranks, _VOCAB_UNIT)[self.rank]
+        unit = next((unit for unit in _VOCAB_UNITS if size // unit >= self.num_ranks), 1)
+        return cut(size, self.num_ranks, unit)[self.rank]
 
     def q_heads(self, num_heads: int) -> tuple[int, int]:
         each = num_heads // self.num_ranks
@@ -156,7 +157,8 @@ def slicing_of(asked: EngineConfig, spec: DecoderSpec) -> Slicing:
         sums = f", and tp_invariant sums over {num_slices} slices" if asked.tp_invariant else ""
         raise UserError(
             f"{_DEGREE}={degree} doesn't divide the model: it has {attention.num_q_heads} "
-            f"attention heads and {attention.num_kv_heads} of keys and values{sums}; allowed are "
+            f"attention heads, {attention.num_kv_heads} of keys and values, and MLPs of "
+            f"{_least_inner(spec)}{sums}; allowed are "
             f"{', '.join(map(str, allowed))}",
             field=_DEGREE,
         )

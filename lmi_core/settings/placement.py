@@ -33,6 +33,8 @@ class Placement:
     configuration says how many."""
     memory_bytes: int = 0
     """Of each device; on the CPU of the machine, as far as this process may use it."""
+    on: Literal["here", "ray"] = "here"
+    """The machines: this one, or the nodes of a Ray cluster, whose sizes aren't known here."""
 
     @property
     def num_devices(self) -> int:
@@ -55,11 +57,12 @@ class Placement:
             return f"{_count(self.num_devices, DEVICE_NAMES[self.device])}, which can't be had"
         if not self.device_ids:
             torch = " by torch" if self.device == "torch-cpu" else ""
+            cpu = "the CPU" if self.on == "here" else "the CPU of a Ray cluster's nodes"
             if self.tensor_parallel_degree > 1:
                 cores = f", {_count(self.num_cores, 'core')} each" if self.num_cores else ""
                 ranks = f"{self.tensor_parallel_degree} ranks"
-                return f"{copies}the CPU by {ranks}{' each' * bool(copies)}{cores}{memory}"
-            return f"{copies}the CPU{torch}{cores}{memory}"
+                return f"{copies}{cpu} by {ranks}{' each' * bool(copies)}{cores}{memory}"
+            return f"{copies}{cpu}{torch}{cores}{memory}"
         name = DEVICE_NAMES[self.device]
         ids = "; ".join(", ".join(one) for one in self.device_ids)
         memory = f", {megabytes(self.memory_bytes)} per {name}" if self.memory_bytes else ""

@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from lmi_core import _native
+from lmi_core.user_cache import user_cache
 from lmi_core.weights.content_digest import ContentDigests, FileState
 from lmi_core.weights.packed_file import PackedFile, write_packed_file
 
@@ -48,8 +49,7 @@ def cache_directory(setting: str) -> Path | None:
         return None
     if setting != "auto":
         return Path(setting).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    directory = Path(base).expanduser() / "lmi" / "packed"
+    directory = user_cache(os.environ) / "lmi" / "packed"
     return directory if directory.is_absolute() else None
 
 

@@ -24,7 +24,7 @@ from lmi_server.management.output import (
     status_answer,
 )
 from lmi_server.models.backend import Scales
-from lmi_server.models.model import ModelState, ServedModel
+from lmi_server.models.model import ModelState, Recipe, ServedModel
 from lmi_server.models.model_registry import ModelRegistry
 
 _MAX_PARAMETERS = 1000
@@ -32,9 +32,11 @@ _JSON = msgspec.json.Decoder(dict[str, str | int | float | bool | None])
 
 
 async def register(request: web.Request, models: ModelRegistry) -> web.Response:
-    """Load a model: 200 once it answers requests, or 202 at once if not ``synchronous``."""
+    """Load a model: 200 once it answers requests, or 202 at once if not ``synchronous``. With
+    ``replace`` it takes the place of the one of its name and version, without a lost request."""
     arguments = await _arguments(request, models)
     waits = truth(arguments.pop("synchronous", "true"), "synchronous")
+    replaces = truth(arguments.pop("replace", "false"), "replace")
     registrar = models.registrar
     if registrar is None:
         raise bad_request("This server loads no models while it runs")
@@ -42,6 +44,9 @@ async def register(request: web.Request, models: ModelRegistry) -> web.Response:
         recipe = await registrar.recipe(arguments)
     except LmiError as error:
         raise load_error(error) from error
+    same = [m for m in models.versions(recipe.name) if m.version == recipe.version]
+    if replaces and same:
+        return await _replace(models, same[0], recipe, waits=waits)
     if models.has(recipe.name, recipe.version):
         message = f"Workflow {recipe.label} is already registered."
         raise HttpError(409, "BadRequestException", message)
@@ -54,6 +59,19 @@ async def register(request: web.Request, models: ModelRegistry) -> web.Response:
     except (LmiError, MemoryError, OSError) as error:
         raise load_error(error) from error
     return status_answer(f'Model "{model.name}" registered.')
+
+
+async def _replace(
+    models: ModelRegistry, model: ServedModel, recipe: Recipe, *, waits: bool
+) -> web.Response:
+    if not waits:
+        models.run(models.replace(model, recipe))
+        return status_answer(f'Model "{model.name}" replacement scheduled.', 202)
+    try:
+        await models.replace(model, recipe)
+    except (LmiError, MemoryError, OSError) as error:
+        raise load_error(error) from error
+    return status_answer(f'Model "{model.name}" replaced.')
 
 
 async def list_models(request: web.Request, models: ModelRegistry) -> web.Response:

@@ -19,6 +19,8 @@ from lmi_core.config.targets.sampling_defaults import sampling_defaults
 from lmi_core.config.targets.server_config import ServerConfig
 from lmi_core.config.targets.tls import tls_context
 from lmi_core.copies.copies import Copies
+from lmi_core.copies.machines import Machines, ThisMachine
+from lmi_core.copies.on_ray import RayMachines
 from lmi_core.engine.engine import Engine
 from lmi_core.engine.stats import EngineObserver
 from lmi_core.settings.custom_code_config import CustomCodeConfig
@@ -67,8 +69,17 @@ def recipe_of(
         if isinstance(launch.engine, LibraryConfig):
             return Opened(options, open_backend(launch.engine, observer))
         if num_copies is not None:
-            copies = Copies(launch.engine, num_copies, observer=observer, progress=progress)
-            return Opened(options, copies)
+            machines = await _machines(model)
+            return Opened(
+                options,
+                Copies(
+                    launch.engine,
+                    num_copies,
+                    observer=observer,
+                    progress=progress,
+                    machines=machines,
+                ),
+            )
         engine = Engine(launch.found or launch.engine, observer=observer, progress=progress)
         if launch.formatter is not None:
             return Opened(options, FormattingBackend(engine, launch.formatter))
@@ -90,6 +101,14 @@ def recipe_of(
         has_code=code is not None,
         loading_timeout_s=None if code is not None else _loading_timeout(model),
     )
+
+
+async def _machines(model: ModelConfig) -> Machines:
+    """Where its copies run."""
+    if not model.is_on_ray:
+        return ThisMachine()
+    address = str(model.get("option.ray_address") or BY_KEY["option.ray_address"].default)
+    return await asyncio.to_thread(RayMachines, address)
 
 
 def _loading_timeout(model: ModelConfig) -> float | None:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from lmi_core.engine.stats import EngineObserver
 from lmi_core.errors import EngineError
 from lmi_server.dialects.base import HttpError
+from lmi_server.http.admission import Admission
 from lmi_server.http.options import ServerOptions
 from lmi_server.models.backend import Reports, Scales
 from lmi_server.models.loaded_model import LoadedModel, Shared
@@ -96,6 +97,8 @@ class ServedModel:
         """Seconds since the epoch."""
         self._shared = shared
         self._engine: AbstractAsyncContextManager[Reports] | None = None
+        self._replaced: dict[LoadedModel, AbstractAsyncContextManager[Reports]] = {}
+        """What answers requests of before, and nothing else."""
 
     @property
     def name(self) -> str:
@@ -122,8 +125,14 @@ class ServedModel:
         return self.status in ("Healthy", "Unhealthy")
 
     @property
+    def admissions(self) -> list[Admission]:
+        """Of those who answer its requests."""
+        now = [] if self.loaded is None else [self.loaded]
+        return [loaded.admission for loaded in (*now, *self._replaced)]
+
+    @property
     def num_in_flight(self) -> int:
-        return 0 if self.loaded is None else self.loaded.admission.num_in_flight
+        return sum(admission.num_in_flight for admission in self.admissions)
 
     def answering(self) -> LoadedModel:
         """What answers requests; HttpError 503 while the model takes none."""
@@ -137,29 +146,50 @@ class ServedModel:
     async def load(self) -> None:
         """Open the model and start its engine; on failure it is FAILED and the error is raised."""
         self.state = ModelState.LOADING
-        label, metrics = self.recipe.label, self._shared.metrics
         try:
-            async with asyncio.timeout(self.recipe.loading_timeout_s):
-                options, engine = await self.recipe.open(metrics.observer(label))
-                backend = await engine.__aenter__()
-        except TimeoutError as error:
-            self.state = ModelState.FAILED
-            raise EngineError(
-                f"model {label} was not loaded within {self.recipe.loading_timeout_s:g} s "
-                "(option.model_loading_timeout)"
-            ) from error
+            await self._serve_by(self.recipe)
         except BaseException:
             self.state = ModelState.FAILED
             raise
-        self._engine = engine
-        self.loaded = LoadedModel(options, backend, self._shared)
-        host = self.loaded.adapter_host
-        if host is not None:
-            await self.adapters.attach(host)
-        metrics.engines.read_from(label, backend.stats)
-        self.loaded_at = time.time()
         if self.state is ModelState.LOADING:  # else it is to leave at once
             self.state = ModelState.READY
+
+    async def replace(self, recipe: Recipe) -> None:
+        """Answer by another recipe of the same name from now on; ``retire`` follows. Raises what
+        its loading raises, and all stays as it was."""
+        loaded, engine = self.loaded, self._engine
+        await self._serve_by(recipe)
+        self.recipe = recipe
+        self.min_workers, self.max_workers = recipe.min_workers, recipe.max_workers
+        if loaded is not None and engine is not None:
+            self._replaced[loaded] = engine
+
+    async def retire(self) -> None:
+        """Let what was replaced finish the requests that it has, however long they take, and end
+        it."""
+        for loaded in list(self._replaced):
+            await loaded.admission.idle()
+            engine = self._replaced.pop(loaded, None)
+            if engine is not None:
+                await engine.__aexit__(None, None, None)
+
+    async def _serve_by(self, recipe: Recipe) -> None:
+        label, metrics = recipe.label, self._shared.metrics
+        try:
+            async with asyncio.timeout(recipe.loading_timeout_s):
+                options, engine = await recipe.open(metrics.observer(label))
+                backend = await engine.__aenter__()
+        except TimeoutError as error:
+            raise EngineError(
+                f"model {label} was not loaded within {recipe.loading_timeout_s:g} s "
+                "(option.model_loading_timeout)"
+            ) from error
+        loaded = LoadedModel(options, backend, self._shared)
+        if loaded.adapter_host is not None:
+            await self.adapters.attach(loaded.adapter_host)
+        self.loaded, self._engine = loaded, engine
+        metrics.engines.read_from(label, backend.stats)
+        self.loaded_at = time.time()
 
     async def close(self, end: ModelState, *, drain_timeout_s: float) -> None:
         """Be in state ``end``: refuse new requests, let running ones finish in time, then stop the

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import logging
 from collections.abc import Coroutine, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -143,12 +144,13 @@ class ModelRegistry:
         One that can't be loaded is unregistered, or with ``keep_failed`` stays as FAILED. Draining
         gives it up: HttpError 503.
         """
-        if self._is_stopping:
-            raise _shutting_down()
-        task = self._start(self._load_or_drop(model, keep_failed=keep_failed))
-        self._loads.add(task)
-        task.add_done_callback(self._loads.discard)
-        await asyncio.shield(task)
+        await self._given_up(self._load_or_drop(model, keep_failed=keep_failed))
+
+    async def replace(self, model: ServedModel, recipe: Recipe) -> None:
+        """Have ``recipe`` answer for a model that is served: from when it is loaded, which is when
+        this returns, also if the caller is cancelled meanwhile. No request is lost: those that
+        have begun end where they are. What can't be loaded leaves all as it was."""
+        await self._given_up(self._replace(model, recipe))
 
     async def remove(self, model: ServedModel) -> None:
         """Unregister: at once for new requests; returns when running ones have ended and the
@@ -225,6 +227,30 @@ class ModelRegistry:
                 self._choose_sole()
             raise
 
+    async def _replace(self, model: ServedModel, recipe: Recipe) -> None:
+        try:
+            async with self._loading:
+                if model.state is not ModelState.READY:
+                    raise HttpError(503, "WlmException", f"Model is not ready: {model.name}")
+                await model.replace(recipe)
+        except asyncio.CancelledError:
+            raise _shutting_down() from None
+        self._start(self._retire(model))
+
+    async def _retire(self, model: ServedModel) -> None:
+        await model.retire()
+        gc.collect()
+
+    async def _given_up(self, load: Coroutine[Any, Any, None]) -> None:
+        """Load something, unless and until the server stops."""
+        if self._is_stopping:
+            load.close()
+            raise _shutting_down()
+        task = self._start(load)
+        self._loads.add(task)
+        task.add_done_callback(self._loads.discard)
+        await asyncio.shield(task)
+
     async def _remove(self, model: ServedModel) -> None:
         await self._close(model, ModelState.UNLOADING)
         self._models.pop((model.name, model.version), None)
@@ -247,8 +273,8 @@ class ModelRegistry:
         self.sole = only if only is not None and only.state is ModelState.READY else None
 
     def _admissions(self) -> list[Admission]:
-        loaded = [m.loaded for m in self._models.values() if m.loaded is not None]
-        return [self.admission, *(model.admission for model in loaded)]
+        of_models = (model.admissions for model in self._models.values())
+        return [self.admission, *itertools.chain.from_iterable(of_models)]
 
     async def _shielded(self, work: Coroutine[Any, Any, None]) -> None:
         await asyncio.shield(self._start(work))

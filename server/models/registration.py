@@ -67,7 +67,7 @@ class ConfiguredRegistrar:
         """Raises HttpError for what isn't allowed, ConfigError for what can't be served."""
         for name in arguments:
             if name not in _NAMES and name not in _KEYS:
-                known = ", ".join((*_NAMES, *_KEYS, "synchronous"))
+                known = ", ".join((*_NAMES, *_KEYS, "synchronous", "replace"))
                 raise _bad_request(f"Parameter {name[:40]!r} is unknown; known are {known}")
         url = arguments.get("url")
         if not url:

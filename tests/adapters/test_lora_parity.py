@@ -3,6 +3,8 @@ mix two adapters and the base model."""
 
 from __future__ import annotations
 
+import functools
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -73,27 +75,39 @@ def make_sequences(seed: int = 3) -> list[list[int]]:
     return [random.integers(4, 384, length).tolist() for length in random.integers(2, 90, 9)]
 
 
+def make_adapters(model: Path) -> tuple[Tensors, Tensors]:
+    """Of ranks 8 and 5."""
+    targets = ("q_proj", "v_proj", "down_proj")
+    first = adapter_tensors(model, rank=8, seed=1)
+    return first, adapter_tensors(model, rank=5, seed=2, targets=targets)
+
+
+@functools.cache
+def exact_logits(variant: str) -> dict[int, list[npt.NDArray[np.float64]]]:
+    """By slot."""
+    transformers.logging.disable_progress_bar()
+    model, sequences = cached_checkpoint(variant), make_sequences()
+    first, second = make_adapters(model)
+    with tempfile.TemporaryDirectory() as target:
+        return {
+            BASE: merged_logits(model, {}, 1.0, sequences, Path(target, "base")),
+            FIRST: merged_logits(model, first, 1.0, sequences, Path(target, "a")),
+            SECOND: merged_logits(model, second, 3.0, sequences, Path(target, "b")),
+        }
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("variant", FAMILIES)
 def test_fp32_logits(variant: str, backend: str, tmp_path: Path) -> None:
-    transformers.logging.disable_progress_bar()
     model = cached_checkpoint(variant)
-    tensors = [
-        adapter_tensors(model, rank=8, seed=1),
-        adapter_tensors(model, rank=5, seed=2, targets=("q_proj", "v_proj", "down_proj")),
-    ]
+    tensors = make_adapters(model)
     paths = [
         write_adapter(tmp_path / "first", tensors[0], rank=8, alpha=8),
         write_adapter(tmp_path / "second", tensors[1], rank=5, alpha=15),
     ]
-    sequences = make_sequences()
     forward = make_forward(backend, model, paths, "fp32")
-    logits = all_logits(forward, sequences, max_chunk=30, adapters=SLOTS)
-    exact = {
-        BASE: merged_logits(model, {}, 1.0, sequences, tmp_path / "base"),
-        FIRST: merged_logits(model, tensors[0], 1.0, sequences, tmp_path / "a"),
-        SECOND: merged_logits(model, tensors[1], 3.0, sequences, tmp_path / "b"),
-    }
+    logits = all_logits(forward, make_sequences(), max_chunk=30, adapters=SLOTS)
+    exact = exact_logits(variant)
     for seq_id, slot in enumerate(SLOTS):
         wanted = exact[slot][seq_id]
         assert np.abs(logits[seq_id] - wanted).max() <= 1e-4 * wanted.std()

@@ -160,6 +160,7 @@ def test_a_process_that_ends_costs_one_row(tmp_path: Path) -> None:
     script.write_text("""if True:
         import os, sys, time
         from types import SimpleNamespace
+        sys.modules["torch"] = SimpleNamespace()  # which nothing here needs
         from bench.gpu import lost_device, measure
 
         lost = []
@@ -196,7 +197,12 @@ def test_a_process_that_ends_costs_one_row(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_tests_go_on_behind_one_that_ends_the_process(tmp_path: Path) -> None:
+def test_tests_go_on_behind_one_that_ends_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Of seven processes, importing what the file's tests don't use would be most of the time.
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    monkeypatch.setenv("PYTEST_PLUGINS", "pytest_timeout")
     file = tmp_path / "test_some.py"
     file.write_text("""if True:
         import os, sys, time, types, warnings

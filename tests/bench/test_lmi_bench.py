@@ -155,7 +155,7 @@ def test_a_model_is_loaded_without_a_server() -> None:
 
 
 def test_two_servers_by_turns_in_every_protocol() -> None:
-    with serving() as url:
+    with serving("--served-model-name", "tales") as url:
         for protocol in APIS:
             more = ["--url", url, "--protocol", protocol, "--against", f"{url}/v1"]
             result = lmi("bench", "serve", *LOAD, *more, "--rate", "100")
@@ -182,8 +182,9 @@ def test_what_a_server_refuses_is_said() -> None:
     ("arguments", "message"),
     [
         (["decode", "--url", "http://x"], "write serve for --url"),
-        (["serve", "--url", "http://x", "m"], "--url takes no model"),
-        (["serve", "--url", "http://127.0.0.1:9"], "no request was answered; "),
+        (["serve", "--url", "http://x", "m", "--dtype", "fp32"], "--url takes one model's name"),
+        (["serve", "--url", "http://127.0.0.1:9"], "http://127.0.0.1:9 can't be reached: "),
+        (["serve", "m", "--url", "http://127.0.0.1:9"], "no request was answered; "),
         (["dekode"], "did you mean decode?"),
         (["decode", "--runs", "0"], "must be at least 1, got 0"),
     ],

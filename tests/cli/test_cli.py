@@ -285,6 +285,13 @@ def test_progress_on_a_terminal_is_one_line_that_goes_away() -> None:
     assert shown[3].strip() == shown[4] == ""
 
 
+def test_progress_fits_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    terminal = Terminal(is_terminal=True)
+    progress_at(terminal, [0.0])("a very long file's name.safetensors", 0, 40 << 20)
+    assert terminal.text == "\rLoading a very long"
+
+
 def test_progress_elsewhere_is_a_line_every_few_seconds() -> None:
     pipe = Terminal(is_terminal=False)
     progress = progress_at(pipe, [0.0, 1.0, 4.0, 5.0, 8.0])

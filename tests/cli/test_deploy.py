@@ -21,6 +21,7 @@ import pytest
 
 from lmi_core.cli import DEMO_MODEL
 from tests.cli.test_native import post
+from tests.ports import reserved_port
 
 yaml = pytest.importorskip("yaml")
 
@@ -50,18 +51,18 @@ def started(*command: str, **environ: str) -> Iterator[tuple[str, subprocess.Pop
         process.communicate()
 
 
-def free_port() -> str:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return str(listener.getsockname()[1])
+@pytest.fixture
+def port() -> Iterator[int]:
+    with reserved_port() as port:
+        yield port
 
 
-def image_environ() -> dict[str, str]:
-    """What the image's ENV says, but on the loopback interface's free port."""
+def image_environ(port: int) -> dict[str, str]:
+    """What the image's ENV says, but on another port."""
     (block,) = re.findall(r"^ENV ((?:.*\\\n)*.*)$", DOCKERFILE, re.MULTILINE)
     pairs = dict(part.split("=", 1) for part in block.replace("\\\n", " ").split())
     address = pairs["SERVING_INFERENCE_ADDRESS"]
-    return pairs | {"SERVING_INFERENCE_ADDRESS": address.replace(":8080", f":{free_port()}")}
+    return pairs | {"SERVING_INFERENCE_ADDRESS": address.replace(":8080", f":{port}")}
 
 
 @pytest.mark.parametrize(
@@ -73,9 +74,9 @@ def image_environ() -> dict[str, str]:
         (["text-generation-launcher", "--model-id", str(DEMO_MODEL)], "/generate"),
     ],
 )
-def test_the_images_entry_points(arguments: list[str], route: str) -> None:
+def test_the_images_entry_points(arguments: list[str], route: str, port: int) -> None:
     """As ``docker run IMAGE ARGUMENTS``, on a file system on which nothing can be written."""
-    environ = image_environ() | {"XDG_CACHE_HOME": "/proc/none", "HF_HOME": "/proc/none"}
+    environ = image_environ(port) | {"XDG_CACHE_HOME": "/proc/none", "HF_HOME": "/proc/none"}
     with started("-m", "lmi_core", *arguments, **environ) as (url, process):
         with urllib.request.urlopen(f"{url}/ping", timeout=10) as response:
             assert response.status == 200
@@ -86,9 +87,8 @@ def test_the_images_entry_points(arguments: list[str], route: str) -> None:
         assert process.wait(timeout=30) == 0
 
 
-def test_sagemaker_names_the_port() -> None:
-    port = free_port()
-    with started("-m", "lmi_core", "serve", SAGEMAKER_BIND_TO_PORT=port) as (url, _):
+def test_sagemaker_names_the_port(port: int) -> None:
+    with started("-m", "lmi_core", "serve", SAGEMAKER_BIND_TO_PORT=str(port)) as (url, _):
         assert url.endswith(f":{port}")
 
 

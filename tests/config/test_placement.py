@@ -346,3 +346,30 @@ def test_a_model_that_gives_embeddings_goes_with_copies(model_dir, key):
     report = examine([model_dir(written)], NO_CACHE, host())
     assert judge(report.models[0], report.server, {}).problems == ()
     assert report.models[0].num_processes == 2
+
+
+def test_copies_on_a_ray_cluster():
+    report, model = placed("--on", "ray", "-o", "num_copies=3", on=host())
+    assert not report.problems
+    assert (model.is_on_ray, model.num_processes) == (True, 3)
+    assert model.placement.describe() == "3 copies, the CPU of a Ray cluster's nodes"
+    report, model = placed("--on", "ray", "-tp", "128", "--device", "cpu", on=host())
+    assert not report.problems
+    assert model.num_processes == 1
+    assert model.placement.describe() == "the CPU of a Ray cluster's nodes by 128 ranks"
+    _, model = placed("--on", "here", on=host())
+    assert (model.is_on_ray, model.num_processes) == (False, None)
+
+
+@pytest.mark.parametrize(
+    ("argv", "num_gpus", "message"),
+    [
+        ((), 1, "option.on=ray: copies run on the CPU in this version, and 1 GPU is visible"),
+        (("--device", "torch-cpu"), 0, "option.on=ray doesn't go with option.device=torch-cpu"),
+        (("--rolling-batch", "disable", "--force-padded", "true"), 0, "the lmi engine's copies"),
+    ],
+)
+def test_what_ray_does_not_place_is_refused(argv, num_gpus, message):
+    report, _ = placed("--on", "ray", *argv, on=host(num_gpus, packages={"transformers"}))
+    [error] = report.errors
+    assert (message in str(error), error.key) == (True, "option.on")

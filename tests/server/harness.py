@@ -100,8 +100,8 @@ def http_request(body: bytes, *headers: str, path: str = "/invocations") -> byte
     return "\r\n".join([*lines, "", ""]).encode() + body
 
 
-async def eventually(condition: Any, timeout_s: float = 5.0) -> None:
-    """Wait until ``condition()`` holds."""
+async def eventually(condition: Any, timeout_s: float = 30.0) -> None:
+    """Wait until ``condition()`` holds, which takes its time on a busy machine."""
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.005)

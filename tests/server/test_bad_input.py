@@ -194,9 +194,9 @@ def test_depth_counts_brackets_outside_strings() -> None:
 
 def test_depth_is_checked_in_linear_time() -> None:
     body = b"[]" * 65 + b'"' + b'\\"' * 2_000_000
-    started = time.monotonic()
+    started = time.thread_time()
     check_depth(body)
-    assert time.monotonic() - started < 2
+    assert time.thread_time() - started < 2
 
 
 def test_duplicate_keys_by_dialect() -> None:
@@ -249,7 +249,7 @@ def test_enormous_bodies(path: str) -> None:
 @pytest.mark.parametrize("path", [LMI[0], OPENAI[0], TGI[0]])
 def test_slow_bodies(path: str) -> None:
     async def run() -> None:
-        async with serving(receive_timeout_s=0.1) as served:
+        async with serving(receive_timeout_s=0.4) as served:
             head = http_request(b"{", "Content-Type: application/json", path=path)
             status, _ = parsed(await served.raw(head.replace(b"h: 1\r", b"h: 9\r")))
             assert status == 408
@@ -358,14 +358,14 @@ async def open_and_use(served: Served) -> tuple[asyncio.StreamReader, asyncio.St
 
 def test_a_slow_second_head_is_cut_off() -> None:
     async def run() -> None:
-        async with serving(receive_timeout_s=0.2, keepalive_timeout_s=60) as served:
+        async with serving(receive_timeout_s=0.4, keepalive_timeout_s=60) as served:
             reader, writer = await open_and_use(served)
             started = time.monotonic()
             for piece in (b"POST /invocations HTTP/1.1\r\n", b"Host: x\r\n"):
                 writer.write(piece)
                 await asyncio.sleep(0.05)
             await reader.read()
-            assert 0.15 < time.monotonic() - started < 3
+            assert 0.35 < time.monotonic() - started < 30
             writer.close()
 
     asyncio.run(run())
@@ -373,9 +373,9 @@ def test_a_slow_second_head_is_cut_off() -> None:
 
 def test_an_idle_connection_has_no_deadline_for_its_next_head() -> None:
     async def run() -> None:
-        async with serving(receive_timeout_s=0.1, keepalive_timeout_s=60) as served:
+        async with serving(receive_timeout_s=0.4, keepalive_timeout_s=60) as served:
             reader, writer = await open_and_use(served)
-            await asyncio.sleep(0.3)
+            await asyncio.sleep(0.8)
             writer.write(http_request(b'{"inputs": "x"}', "Connection: close"))
             assert b"generated_text" in await reader.read()
             writer.close()

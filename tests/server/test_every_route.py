@@ -168,7 +168,8 @@ def test_slow_bodies() -> None:
         check_form(dialect, path, status, head, text)
 
     async def run() -> None:
-        async with serving(receive_timeout_s=0.3) as served, asyncio.TaskGroup() as group:
+        # Within which all of them have said whom they ask.
+        async with serving(receive_timeout_s=1) as served, asyncio.TaskGroup() as group:
             for dialect, path in BODY_ROUTES:
                 group.create_task(answered(served, dialect, path))
 

@@ -51,7 +51,18 @@ class Process:
             assert line, "the server ended before it listened"
             self.banner.append(line.rstrip("\n"))
 
-    def finish(self, timeout_s: float = 10.0) -> tuple[int, str]:
+    def wait_until_draining(self) -> None:
+        """Until it takes no connection any more."""
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            try:
+                socket.create_connection(("127.0.0.1", self.port), timeout=30).close()
+            except ConnectionRefusedError:
+                return
+            time.sleep(0.01)
+        raise AssertionError("it still takes connections")
+
+    def finish(self, timeout_s: float = 20.0) -> tuple[int, str]:
         """Exit code and stderr."""
         self.popen.communicate(timeout=timeout_s)
         with self.log:
@@ -75,7 +86,7 @@ def running(**settings: Any) -> Iterator[Process]:
 def open_stream(port: int) -> socket.socket:
     """Send a streaming request and wait for the first bytes of its answer."""
     body = json.dumps(STREAM).encode()
-    client = socket.create_connection(("127.0.0.1", port), timeout=10)
+    client = socket.create_connection(("127.0.0.1", port), timeout=60)
     head = f"POST /invocations HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
     client.sendall(head.encode() + body)
     assert client.recv(1, socket.MSG_PEEK)
@@ -120,7 +131,7 @@ def test_routes_are_printed_if_asked() -> None:
         curl = text[text.index("curl") :].replace("\\\n", " ")
         if shutil.which("curl") is None:
             pytest.skip("curl is not installed")
-        result = subprocess.run(shlex.split(curl), capture_output=True, timeout=10)
+        result = subprocess.run(shlex.split(curl), capture_output=True, timeout=60)
         assert result.returncode == 0
         assert len(result.stdout.splitlines()) == 64
 
@@ -130,9 +141,7 @@ def test_signal_drains_and_exits_0(number: int) -> None:
     with running(delay_s=0.02) as process:
         client = open_stream(process.port)
         process.popen.send_signal(number)
-        time.sleep(0.2)
-        with pytest.raises(ConnectionRefusedError):
-            socket.create_connection(("127.0.0.1", process.port), timeout=1)
+        process.wait_until_draining()
         answer = read_all(client)
         client.close()
         assert answer.count(b'{"token"') == 50
@@ -146,7 +155,7 @@ def test_drain_timeout_cuts_off_and_exits_0() -> None:
     with running(delay_s=1.0, server={"drain_timeout_s": 0.2}) as process:
         client = open_stream(process.port)
         process.popen.terminate()
-        exit_code, stderr = process.finish(timeout_s=5)
+        exit_code, stderr = process.finish()
         client.close()
         assert exit_code == 0
         assert "1 requests did not finish" in stderr
@@ -156,9 +165,9 @@ def test_second_signal_hurries() -> None:
     with running(delay_s=1.0) as process:
         client = open_stream(process.port)
         process.popen.terminate()
-        time.sleep(0.2)
+        process.wait_until_draining()
         process.popen.terminate()
-        assert process.finish(timeout_s=5)[0] == 0
+        assert process.finish()[0] == 0
         client.close()
 
 
@@ -167,7 +176,7 @@ def test_idle_keep_alive_connection_does_not_hold_up_the_end() -> None:
         client.sendall(b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n")
         assert client.recv(65536).startswith(b"HTTP/1.1 200 ")
         process.popen.terminate()
-        assert process.finish(timeout_s=5)[0] == 0
+        assert process.finish()[0] == 0
 
 
 def test_idle_server_uses_no_processor_time() -> None:
@@ -178,10 +187,13 @@ def test_idle_server_uses_no_processor_time() -> None:
     with running() as process:
         client = open_stream(process.port)
         read_until_end(client)
-        time.sleep(0.3)
-        before = ticks(process.popen.pid)
-        time.sleep(1.0)
-        assert ticks(process.popen.pid) - before <= 1
+        spent = [ticks(process.popen.pid)]
+        for _ in range(10):  # on a busy machine, what the request has left takes its time
+            time.sleep(1.0)
+            spent.append(ticks(process.popen.pid))
+            if spent[-1] - spent[-2] <= 1:
+                break
+        assert spent[-1] - spent[-2] <= 1
         client.close()
 
 
@@ -209,7 +221,6 @@ def test_json_logs_name_requests_but_never_show_prompts() -> None:
     with running(server={"log_format": "json"}) as process:
         client = open_stream(process.port)
         client.close()
-        time.sleep(0.2)
         process.popen.terminate()
         _, stderr = process.finish()
     entries = [json.loads(line) for line in stderr.splitlines()]
@@ -276,5 +287,5 @@ def generated(port: int) -> str:
     body = json.dumps({**STREAM, "stream": False}).encode()
     request = urllib.request.Request(f"http://127.0.0.1:{port}/invocations", body)
     request.add_header("Content-Type", "application/json")
-    with urllib.request.urlopen(request, timeout=10) as answer:
+    with urllib.request.urlopen(request, timeout=60) as answer:
         return str(json.load(answer)["generated_text"])

@@ -72,10 +72,10 @@ def test_known_cases(stops: list[str], text: str, shown: str, matched: str) -> N
 
 def test_a_long_repetitive_stop_string_costs_linear_time() -> None:
     matcher = StopMatcher(StopStrings(["a" * 20_000 + "b"]))
-    start = time.perf_counter()
+    start = time.thread_time()
     shown = "".join(matcher.push("aaaa") for _ in range(20_000))
     assert len(shown) == 60_000
-    assert time.perf_counter() - start < 5.0
+    assert time.thread_time() - start < 5.0
 
 
 def test_text_without_a_stop_character_passes_through() -> None:

@@ -13,6 +13,7 @@ from lmi_core.config.paths import is_dir
 from lmi_core.config.problem import Problems
 from lmi_core.config.targets.server_config import ServerConfig
 from lmi_core.errors import ModelError
+from lmi_core.user_cache import user_cache
 from lmi_core.weights.gguf.directory import model_directory, named_file
 
 
@@ -69,5 +70,4 @@ def download_root(server: ServerConfig, environ: Mapping[str, str]) -> Path:
         return server.download_dir
     if environ.get("DJL_CACHE_DIR"):
         return Path(environ["DJL_CACHE_DIR"])
-    cache = environ.get("XDG_CACHE_HOME")
-    return (Path(cache) if cache else Path.home() / ".cache") / "lmi"
+    return user_cache(environ) / "lmi"

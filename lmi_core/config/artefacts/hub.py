@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 from lmi_core.config.artefacts.local import Check, check_model
 from lmi_core.config.paths import is_dir, is_file
 from lmi_core.errors import MissingExtraError, ModelError
+from lmi_core.user_cache import user_cache
 
 PATTERNS = (
     "*.json",
@@ -38,8 +40,7 @@ def hub_cache(environ: Mapping[str, str]) -> Path:
     home = environ.get("HF_HOME")
     if home:
         return Path(home) / "hub"
-    cache = environ.get("XDG_CACHE_HOME")
-    return (Path(cache) if cache else Path.home() / ".cache") / "huggingface" / "hub"
+    return user_cache(environ) / "huggingface" / "hub"
 
 
 def snapshot_in_cache(model_id: str, revision: str | None, cache: Path) -> Path | None:
@@ -122,6 +123,7 @@ def fetch_config_from_hub(
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError
     except ImportError:
         return
+    _log_once()
     for name in ("config.json", "adapter_config.json"):
         try:
             hf_hub_download(
@@ -136,6 +138,12 @@ def fetch_config_from_hub(
             if _has_no_such_file(error):
                 continue
         return
+
+
+def _log_once() -> None:
+    """Where there is a log, what the client says goes to it, and not to stderr as well."""
+    if logging.getLogger().handlers:
+        logging.getLogger("huggingface_hub").handlers.clear()
 
 
 def _has_no_such_file(error: Exception) -> bool:
@@ -187,6 +195,7 @@ def _download(
         raise _no_client(model_id) from None
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
+    _log_once()
     try:
         path = snapshot_download(
             model_id,

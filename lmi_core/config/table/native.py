@@ -193,6 +193,34 @@ OPTIONS = (
             test="tests/server/models/test_copies.py::test_copies_behind_one_server",
         ),
     ),
+    Option(
+        key="option.on",
+        type=Choice(("here", "ray")),
+        doc="Machines on which the copies of the model run: this one, or the nodes of the Ray "
+        "cluster of which it is one.",
+        systems=("lmi",),
+        default="here",
+        actions={
+            "lmi": honoured(
+                None,
+                "the CPU engine's copies; models and lmi are on every node, at the same paths",
+                test="tests/server/models/test_copies.py::test_copies_on_other_machines",
+                by_value={"here": mapped(None, "this machine")},
+            ),
+            **dict.fromkeys(
+                ("transformers", "vllm", "trtllm", "neuron"),
+                refused("Ray places the lmi engine's copies alone: leave it out", idle=("here",)),
+            ),
+        },
+    ),
+    _native(
+        "ray_address",
+        Text("host:port of the cluster's head, or auto"),
+        "The Ray cluster of option.on=ray; auto: that of RAY_ADDRESS, else the one of which this "
+        "machine is a node.",
+        "auto",
+        honoured(None, test="tests/server/models/test_copies.py::test_copies_on_other_machines"),
+    ),
     _native(
         "cpu_binding",
         Choice(("auto", "nodes", "cores", "none")),

@@ -22,6 +22,7 @@ STAGES = "option.pipeline_parallel_degree"
 _DEVICE = "option.device"
 _COPIES = "option.data_parallel_size"
 _OWN_COPIES = "option.num_copies"
+_ON = "option.on"
 _WORKERS = ("cpu.minWorkers", "minWorkers")
 COPY_KEYS = (_OWN_COPIES, *_WORKERS)
 """Keys of copies on the CPU, the strongest first."""
@@ -123,11 +124,13 @@ def _check_torch(subject: Subject) -> None:
 
 
 def _check_own_copies(subject: Subject) -> None:
-    copies = subject.values.get(_OWN_COPIES)
-    if copies is not None and subject.backend == "lmi" and not subject.can("parallel.copies"):
+    values = subject.values
+    key = _ON if values.get(_ON) == "ray" else _OWN_COPIES
+    given = values.get(key)
+    if given is not None and subject.backend == "lmi" and not subject.can("parallel.copies"):
         subject.refuse(
-            _OWN_COPIES,
-            f"{_OWN_COPIES}={copies}: copies run on the CPU in this version, and "
+            key,
+            f"{key}={given}: copies run on the CPU in this version, and "
             f"{subject.visible('cuda')}: leave it out, or write --device cpu for copies there",
         )
 
@@ -163,7 +166,8 @@ def _by_processes(subject: Subject, key: str, degree: int) -> str:
 
 
 def _on_cpu(subject: Subject, kind: DeviceKind) -> Placement:
-    values, host = subject.values, subject.host
+    values, on_ray = subject.values, subject.values.get(_ON) == "ray"
+    host = Host() if on_ray else subject.host
     degree = _degree_on_cpu(subject, kind)
     if subject.backend in OWN:
         for key in (DEGREE, STAGES, _COPIES):
@@ -189,6 +193,7 @@ def _on_cpu(subject: Subject, kind: DeviceKind) -> Placement:
         num_copies=num_copies,
         num_cores=threads if isinstance(threads, int) else num_cores,
         memory_bytes=host.memory_bytes,
+        on="ray" if on_ray else "here",
     )
 
 
@@ -211,11 +216,10 @@ def _copies_on_cpu(subject: Subject, kind: DeviceKind) -> int:
     most = {"cpu.maxWorkers", "maxWorkers"} if num_copies > 1 else set()
     for key in [*given[1:], *(most & values.known.keys())]:
         values.ignored[key] = f"{given[0]}={number} says how many copies there are"
-    if num_copies > 1 and kind != "cpu":
-        subject.refuse(
-            given[0],
-            f"{given[0]}={num_copies} doesn't go with option.device={kind}: leave one of them out",
-        )
+    key = _ON if values.get(_ON) == "ray" else given[0] if num_copies > 1 else ""
+    if key and kind != "cpu":
+        why = f"{key}={values.get(key)} doesn't go with option.device={kind}"
+        subject.refuse(key, f"{why}: leave one of them out")
     return num_copies if kind == "cpu" else 1
 
 

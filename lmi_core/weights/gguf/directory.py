@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmi_core.errors import ModelError
+from lmi_core.user_cache import user_cache
 from lmi_core.weights.gguf.names import PATTERN, is_later_part
 
 if TYPE_CHECKING:
@@ -115,8 +116,7 @@ def _unfold(path: Path) -> Path:
 
 
 def _root() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "lmi" / "gguf"
+    return user_cache(os.environ) / "lmi" / "gguf"
 
 
 def _contents(file: GgufFile) -> dict[str, dict[str, Any]]:

@@ -88,6 +88,17 @@ def test_the_cache_is_where_the_hubs_client_keeps_it():
     assert str(hub_cache({"XDG_CACHE_HOME": "/x"})) == "/x/huggingface/hub"
 
 
+def test_a_user_without_a_home_has_no_cache(monkeypatch):
+    def no_entry(uid):
+        raise KeyError(uid)
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", no_entry)
+    with pytest.raises(OSError, match="Not a directory"):
+        hub_cache({}).mkdir(parents=True)
+    assert examine(["org/m"], {}, Host()).models[0].source.kind == "hub"
+
+
 def test_revision_token_and_endpoint_reach_the_client(cache, monkeypatch):
     calls = []
 

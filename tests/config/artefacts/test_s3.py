@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 
 import boto3
 import pytest
@@ -20,6 +21,7 @@ from lmi_core.config.artefacts.s3 import MANIFEST, fetch_from_s3
 from lmi_core.config.artefacts.s3_url import split_url
 from lmi_core.config.targets.server_config import ServerConfig
 from lmi_core.errors import MissingExtraError, ModelError
+from tests.ports import reserved_port
 from tests.server.configured import server_of
 
 CREDENTIALS = {
@@ -31,16 +33,15 @@ CREDENTIALS = {
 NO_PATH = {"PATH": ""}
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 @pytest.fixture(scope="module")
 def endpoint():
     """An S3 server in a process of its own."""
-    port = free_port()
+    with reserved_port() as port, serving(port):
+        yield f"http://127.0.0.1:{port}"
+
+
+@contextmanager
+def serving(port):
     command = [sys.executable, "-W", "ignore", "-m", "moto.server", "-H", "127.0.0.1"]
     server = subprocess.Popen(
         [*command, "-p", str(port)],
@@ -57,7 +58,7 @@ def endpoint():
             if server.poll() is not None or time.monotonic() > deadline:
                 raise
             time.sleep(0.1)
-    yield f"http://127.0.0.1:{port}"
+    yield
     server.terminate()
     server.wait()
 

@@ -129,7 +129,7 @@ def test_long_contexts_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_preempted_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
     block_bytes = 2 * 3 * 16 * 2 * 16 * 2  # keys, values; layers, tokens, heads, head size, bf16
     config = configured(overlap=False, max_model_len=48, kv_cache_bytes=5 * block_bytes)
-    params = SamplingParams(max_new_tokens=22, ignore_eos=True, logprobs=0)
+    params = SamplingParams(max_new_tokens=8, ignore_eos=True, logprobs=0)
     wanted = [(prompt, params) for prompt in prompts(12, 13, 14)]
     assert_same(config, wanted, monkeypatch)
     assert TOTALS[-1].num_preemptions > 0

@@ -114,8 +114,11 @@ def test_torch_row_by_row(variant: str, dtype: str, changes: dict[str, object]) 
     stored = {"fp32": "float32", "bf16": "bfloat16"}[dtype]
     model = cached_checkpoint(variant, dtype=stored)
     config = config_of(model, "torch-cpu", dtype, **changes)
-    conditions = tuple(CONDITIONS)[:2] if "quantize" in changes else tuple(CONDITIONS)
-    assert_equal_bits(config, make_requests((1, 16, 40, 33, 8), 4), "by row: linear", conditions)
+    # Products with codes take long, and know nothing of caches.
+    is_quantized = "quantize" in changes
+    conditions = tuple(CONDITIONS)[:2] if is_quantized else tuple(CONDITIONS)
+    lengths = (1, 16, 9) if is_quantized else (1, 16, 40, 33, 8)
+    assert_equal_bits(config, make_requests(lengths, 4), "by row: linear", conditions)
 
 
 def test_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +158,7 @@ def interpreted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_triton(interpreted: Path, kv_dtype: str) -> None:
     config = config_of(interpreted, "torch-cpu", "fp32", kv_dtype=kv_dtype)
     conditions = ("chunks of 7", "prefixes from the cache")
-    requests = make_requests((1, 30, 12, 8), 2)
+    requests = make_requests((1, 30, 12, 8), 1)
     assert_equal_bits(config, requests, "invariant: linear", conditions, num_disturbing=0)
 
 

@@ -107,7 +107,7 @@ def test_slow_headers_are_cut_off(head: bytes) -> None:
         async with serving(receive_timeout_s=0.2) as served:
             started = time.monotonic()
             assert await served.raw(head) == b""
-            assert time.monotonic() - started < 3
+            assert time.monotonic() - started < 30
 
     asyncio.run(run())
 
@@ -231,7 +231,7 @@ def test_draining_times_out() -> None:
             await eventually(lambda: engine.running)
             started = time.monotonic()
             await served.server.stop(asyncio.Event())
-            assert 1 <= time.monotonic() - started < 10
+            assert 1 <= time.monotonic() - started < 60
             assert engine.aborted
             await asyncio.gather(running, return_exceptions=True)
 

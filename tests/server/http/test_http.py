@@ -12,7 +12,7 @@ import pytest
 from lmi_core.engine.outputs import FinishReason
 from lmi_core.engine.stats import StepRecord
 from tests.server.fake_engine import FakeEngine
-from tests.server.harness import serving
+from tests.server.harness import eventually, serving
 
 BODY = {"inputs": "He is", "parameters": {"max_new_tokens": 2}}
 LINES = (
@@ -222,7 +222,7 @@ def test_too_many_in_flight_is_503() -> None:
     async def run() -> None:
         async with serving(FakeEngine(delay_s=0.2), max_in_flight=1) as served:
             first = asyncio.create_task(served.post(BODY))
-            await asyncio.sleep(0.1)
+            await eventually(lambda: served.engine.running)
             answer = await served.post(BODY)
             assert answer.status == 503
             assert b"1 requests are being served" in answer.body

@@ -94,7 +94,7 @@ def test_what_is_not_tls_harms_nobody(
     tls: tuple[ssl.SSLContext, ssl.SSLContext], caplog: pytest.LogCaptureFixture
 ) -> None:
     async def run() -> None:
-        async with serving(FakeEngine(), tls=tls[0], receive_timeout_s=0.3) as served:
+        async with serving(FakeEngine(), tls=tls[0], receive_timeout_s=1) as served:
             assert b"200 OK" not in await served.raw(b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n")
             await served.raw(b"\x16\x03\x01\xff\xff" + bytes(500))
             silent_reader, silent = await asyncio.open_connection("127.0.0.1", served.port)

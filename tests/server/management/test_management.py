@@ -284,7 +284,7 @@ def test_unregister_cuts_off_what_does_not_finish_and_goes_on_without_its_client
             # The engine's end asserts that nothing runs in it; a real one aborts what does.
             running.cancel()
             leaving = asyncio.ensure_future(served.ask("DELETE", "/models/x"))
-            await asyncio.sleep(0.01)
+            await eventually(lambda: not served.models.versions("x"))
             leaving.cancel()
             await eventually(lambda: not served.models.has("x", None))
             assert not engine.running

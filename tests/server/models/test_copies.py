@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 import os
 import signal
+import sys
 from typing import Any
 
 import pytest
 
 from lmi_core import _native
+from lmi_core.config.targets.launch import prepare
 from lmi_core.copies.copies import Copies
+from lmi_core.errors import ConfigError
 from lmi_server.http.metrics import Metrics
+from lmi_server.models import loading
 from lmi_server.models.loading import recipe_of, server_options
 from lmi_server.models.model_registry import ModelRegistry
+from tests.config.cases import NO_CACHE
+from tests.copies.test_other_machines import FakeRay, OtherMachines
 from tests.server.configured import deployment_of
 from tests.server.harness import Served, eventually, serving_models
 
@@ -86,3 +93,37 @@ def test_copies_behind_one_server(monkeypatch: pytest.MonkeyPatch) -> None:
             assert 'lmi_finished_requests_total{model_name="model",reason="length"} 8.0' in metrics
 
     asyncio.run(asyncio.wait_for(main(), 100))
+
+
+def test_copies_on_other_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", FakeRay(1.0))
+    monkeypatch.setattr(loading, "RayMachines", OtherMachines)
+    settings = ("on=ray", "ray_address=10.0.0.1:6379", "num_copies=2")
+    small = _native.cpu_info() | {"memory_limit_bytes": 1 << 20}
+
+    async def main() -> None:
+        models = registry_of("num_threads=1")
+        async with models, serving_models(models) as served:
+            reference = await texts(served)
+        monkeypatch.setattr(_native, "cpu_info", lambda: small)  # memory is the nodes'
+        models = registry_of(*settings)
+        async with models, serving_models(models) as served:
+            copies = served.models.sole.loaded.backend
+            assert isinstance(copies, Copies)
+            machines = copies._machines
+            assert isinstance(machines, OtherMachines)
+            assert (machines.address, len(machines.links)) == ("10.0.0.1:6379", 2)
+            streams = asyncio.create_task(texts(served))
+            await eventually(lambda: copies.num_tokens > 40, 30)
+            machines.links[0].kill()
+            assert await streams == reference
+            assert (await served.ask("PUT", "/models/model?min_worker=1")).status == 200
+            await eventually(lambda: len(copies.copies) == 1, 30)
+
+    asyncio.run(asyncio.wait_for(main(), 100))
+
+
+def test_ray_has_to_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "ray" else 1)
+    with pytest.raises(ConfigError, match=r"option.on=ray needs the 'ray' extra"):
+        prepare(deployment_of("on=ray"), NO_CACHE)

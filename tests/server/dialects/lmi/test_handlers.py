@@ -248,7 +248,7 @@ def server_error(answer: Any) -> tuple[int, str, str]:
 
 def test_failures_of_processes(tmp_path: Path) -> None:
     async def run() -> None:
-        async with handling(tmp_path, predict_timeout_s=0.5, retry_threshold=2) as (
+        async with handling(tmp_path, predict_timeout_s=1.5, retry_threshold=2) as (
             served,
             backend,
         ):
@@ -259,7 +259,7 @@ def test_failures_of_processes(tmp_path: Path) -> None:
             assert (await served.post({"do": "typed"})).status == 200
             status, kind, message = server_error(await served.post({"do": "loop"}))
             assert (status, kind) == (500, "EngineException")
-            assert "within 0.5 s (option.predict_timeout)" in message
+            assert "within 1.5 s (option.predict_timeout)" in message
             assert (await served.post({"do": "typed"})).status == 200
             await served.post({"do": "die"})
             await eventually(lambda: not backend.healthy)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import stat
+import time
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -97,8 +99,13 @@ def test_where_they_are_off() -> None:
     asyncio.run(use())
 
 
-def test_the_options_of_a_configuration(tmp_path: Path) -> None:
+def test_the_options_of_a_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = time.time()
+    store = partial(SessionStore, clock=lambda: now_s)
+    monkeypatch.setattr(sessions, "SessionStore", store)
+
     async def use() -> None:
+        nonlocal now_s
         settings = configured(
             "option.enable_stateful_sessions=true",
             f"option.sessions_path={tmp_path / 'there'}",
@@ -108,7 +115,7 @@ def test_the_options_of_a_configuration(tmp_path: Path) -> None:
             session_id = await opened(served)
             assert (tmp_path / "there" / session_id).is_dir()
             assert (await served.post(INPUTS, headers={HEADER: session_id})).status == 200
-            await asyncio.sleep(1.1)
+            now_s += 1.1
             expired = await served.post(INPUTS, headers={HEADER: session_id})
             assert message(expired).startswith(f"session not found: {session_id} (it expired at 2")
 

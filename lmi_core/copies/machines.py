@@ -1,0 +1,78 @@
+"""The machines on which copies run, and what each copy gets of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Protocol
+
+from lmi_core import _native
+from lmi_core.copies.link import Link, LocalLink
+from lmi_core.copies.process import CopySettings, log_level
+from lmi_core.runners.cpu.core_groups import own_groups
+from lmi_core.runners.memory_claims import HOST_MEMORY
+from lmi_core.settings.engine_config import EngineConfig
+
+
+class Machines(Protocol):
+    """Where the copies of one model are placed."""
+
+    def claim(self, config: EngineConfig, num_copies: int) -> bool:
+        """Have memory for so many; blocking. Whether they share packed weights. Raises
+        InsufficientMemoryError where they don't fit, and all stays as it was."""
+        ...
+
+    def release(self) -> None:
+        """Give the memory back. Idempotent."""
+        ...
+
+    def settings(
+        self, config: EngineConfig, number: int, num_copies: int, *, is_first: bool
+    ) -> CopySettings:
+        """Of the copy ``number``, from 0; ``is_first``: no other has been started before it."""
+        ...
+
+    def link(self, settings: CopySettings) -> Link:
+        """To a copy that isn't started yet."""
+        ...
+
+
+class ThisMachine:
+    """Implements ``Machines``: copies divide its memory and its cores."""
+
+    def claim(self, config: EngineConfig, num_copies: int) -> bool:
+        from lmi_core.runners.cpu.cpu_runner import find_cpu_model
+        from lmi_core.runners.cpu.memory_needs import check_copies, shares_weights
+
+        claimed_bytes = self._others_bytes
+        found = find_cpu_model(config, claimed_bytes)
+        num_bytes = check_copies(found, num_copies, claimed_bytes)
+        HOST_MEMORY.claim(self, num_bytes)
+        return shares_weights(config, found.checkpoint.stored_bytes)
+
+    def release(self) -> None:
+        HOST_MEMORY.release(self)
+
+    def settings(
+        self, config: EngineConfig, number: int, num_copies: int, *, is_first: bool
+    ) -> CopySettings:
+        degree = config.tensor_parallel_degree
+        num_cores = _native.num_physical_cores()
+        return CopySettings(
+            config=replace(
+                config,
+                num_models=config.num_models * num_copies,
+                num_threads=config.num_threads or max(1, num_cores // (num_copies * degree)),
+                bound_cpus=own_groups(config.cpu_binding, degree, number, num_copies),
+            ),
+            packs=is_first,
+            claimed_bytes=self._others_bytes,
+            log_level=log_level(),
+        )
+
+    def link(self, settings: CopySettings) -> Link:
+        return LocalLink()
+
+    @property
+    def _others_bytes(self) -> int:
+        """What other models have of the memory."""
+        return HOST_MEMORY.total_bytes - HOST_MEMORY.of(self)

@@ -1,0 +1,210 @@
+"""Copies that are reached over TCP, as those on other machines are: started here, without a cluster
+to place them."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from lmi_core.copies.connection import Connection
+from lmi_core.copies.copies import Copies
+from lmi_core.copies.link import SealedLink
+from lmi_core.copies.on_ray import CopyHost, RayMachines, connect
+from lmi_core.copies.process import CopySettings
+from lmi_core.engine.outputs import TokenEvent
+from lmi_core.engine.request import GenerationRequest
+from lmi_core.engine.sampling_params import SamplingParams
+from lmi_core.errors import EngineError, MissingExtraError, UserError
+from lmi_core.settings.engine_config import EngineConfig
+from tests.copies.test_copies import CONFIG
+from tests.engine.harness import until
+
+pytestmark = pytest.mark.timeout(120)
+
+
+class HereLink(SealedLink):
+    """To a process of a ``CopyHost`` on this machine."""
+
+    name = "127.0.0.1"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.host = CopyHost()
+
+    async def open(
+        self, on_message: Callable[[Any], None], on_lost: Callable[[], None]
+    ) -> Connection:
+        host, port = await asyncio.to_thread(self.host.start, self.secret, "127.0.0.1")
+        return await self.dial(host, port, on_message, on_lost)
+
+    def kill(self) -> None:
+        if self.host._process is not None:
+            self.host._process.kill()
+
+    async def ended(self) -> str:
+        return f"status {await asyncio.to_thread(self.host.wait)}"
+
+
+class OtherMachines:
+    """Implements ``Machines``: every copy is here and is treated as if it weren't."""
+
+    def __init__(self, address: str = "") -> None:
+        self.address = address
+        self.links: list[HereLink] = []
+
+    def claim(self, config: EngineConfig, num_copies: int) -> bool:
+        return False
+
+    def release(self) -> None:
+        pass
+
+    def settings(
+        self, config: EngineConfig, number: int, num_copies: int, *, is_first: bool
+    ) -> CopySettings:
+        return CopySettings(config=replace(config, num_threads=1), packs=True)
+
+    def link(self, settings: CopySettings) -> HereLink:
+        self.links.append(HereLink())
+        return self.links[-1]
+
+
+def requests(num: int, length: int = 60) -> list[GenerationRequest]:
+    params = SamplingParams(max_new_tokens=length, ignore_eos=True, temperature=1.0)
+    return [
+        GenerationRequest(
+            request_id=str(i),
+            prompt=f"Once upon a time, {i} people",
+            params=replace(params, seed=i),
+            max_queue_s=60.0,
+        )
+        for i in range(num)
+    ]
+
+
+async def text(copies: Copies, request: GenerationRequest) -> list[tuple[int, str]]:
+    events: list[TokenEvent] = []
+    async for batch in copies.generate_batches(request):
+        events += batch
+    assert len(events) == 60
+    assert 0 <= events[0].queue_seconds < 30
+    return [(event.token_id, event.text) for event in events]
+
+
+def test_requests_of_a_lost_machine_go_on_elsewhere() -> None:
+    async def main() -> None:
+        machines = OtherMachines()
+        async with Copies(CONFIG, 2, machines=machines) as copies:
+            undisturbed = await asyncio.gather(*(text(copies, r) for r in requests(8)))
+            num_tokens = copies.num_tokens
+            disturbed = asyncio.gather(*(text(copies, r) for r in requests(8)))
+            await until(lambda: copies.num_tokens > num_tokens + 40)
+            machines.links[0].kill()
+            assert await disturbed == undisturbed
+            assert copies.num_resumed > 0
+            await until(lambda: len(copies.copies) == 2, timeout_s=30)
+            await copies.scale(1, 1)
+            await until(lambda: len(copies.copies) == 1 and not copies._supervisor.is_scaling)
+            assert await text(copies, requests(1)[0]) == undisturbed[0]
+        ends = [link.host._process for link in machines.links]
+        assert all(process is not None and process.returncode is not None for process in ends)
+
+    asyncio.run(main())
+
+
+def test_a_copy_ends_with_who_started_it() -> None:
+    host = CopyHost()
+    host.start(b"s" * 32, "127.0.0.1")
+    assert host._process is not None
+    assert host._process.stdin is not None
+    host._process.stdin.close()
+    assert host.wait() == 0
+
+
+def test_a_copy_that_is_not_there_is_named() -> None:
+    async def main() -> None:
+        with pytest.raises(EngineError, match=r"127.0.0.1:9 can't be reached"):
+            await HereLink().dial("127.0.0.1", 9, print, print)
+
+    asyncio.run(main())
+
+
+def test_ray_is_asked_for_by_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(MissingExtraError, match=r"lmi-core\[ray\]"):
+        connect("auto")
+
+
+class FakeRay(ModuleType):
+    """A cluster of nodes with so many cores."""
+
+    def __init__(self, *num_cores: float) -> None:
+        super().__init__("ray")
+        self.__spec__ = ModuleSpec("ray", None)
+        self.num_cores = num_cores
+
+    def is_initialized(self) -> bool:
+        return bool(self.num_cores)
+
+    def nodes(self) -> list[dict[str, Any]]:
+        head = {"Alive": True, "Resources": {"memory": 1.0}}
+        lost = {"Alive": False, "Resources": {"CPU": 1.0}}
+        return [head, lost] + [
+            {"Alive": True, "Resources": {"CPU": number}} for number in self.num_cores
+        ]
+
+    def init(self, **_: object) -> None:
+        raise ConnectionError("no cluster")
+
+
+@pytest.mark.parametrize(
+    ("num_cores", "num_copies", "degree", "num_threads", "num_models"),
+    [
+        ((8.0, 6.0), 2, 1, 6, 1),
+        ((8.0, 6.0), 4, 1, 3, 2),
+        ((8.0, 6.0), 2, 4, 1, 1),
+        ((2.0, 2.0), 8, 1, 1, 4),
+    ],
+)
+def test_copies_on_a_cluster_have_the_cores_of_the_smallest_node(
+    monkeypatch: pytest.MonkeyPatch,
+    num_cores: tuple[float, ...],
+    num_copies: int,
+    degree: int,
+    num_threads: int,
+    num_models: int,
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", FakeRay(*num_cores))
+    machines = RayMachines("10.0.0.1:6379")
+    asked = replace(CONFIG, num_threads=None, tensor_parallel_degree=degree)
+    config = machines.settings(asked, 0, num_copies, is_first=True).config
+    assert (config.num_threads, config.num_models) == (num_threads, num_models)
+    later = machines.settings(asked, 0, 1, is_first=False).config
+    assert later.num_threads == num_threads  # nothing is replaced where the number changes
+    asked = replace(asked, num_threads=2)
+    assert RayMachines().settings(asked, 0, 1, is_first=True).config.num_threads == 2
+
+
+@pytest.mark.parametrize(
+    ("address", "why"),
+    [
+        ("auto", "for this machine .no cluster.*ray start --head"),
+        ("ray://head:10001", "at ray://head:10001 .an address is host:port"),
+        ("head", "an address is host:port"),
+        ("127.0.0.1:9", "at 127.0.0.1:9 .*refused"),
+    ],
+)
+def test_a_cluster_that_is_not_there_is_named(
+    monkeypatch: pytest.MonkeyPatch, address: str, why: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", FakeRay())
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with pytest.raises(UserError, match=why) as caught:
+        connect(address)
+    assert caught.value.field == "option.ray_address"
