@@ -71,6 +71,8 @@ class BlockPool:
     ) -> list[bytes]:
         """Chained hashes of the full blocks in ``token_ids``; ``extra`` (adapter, salt) seeds the chain
         when ``parent`` is empty."""
+    def find(self, block_hash: bytes) -> int:
+        """The block that is hit-able under a hash, or -1."""
     def acquire_prefix(self, hashes: Sequence[bytes]) -> list[int]:
         """Blocks of the longest indexed prefix of ``hashes``, each with one reference taken."""
     def publish(self, block_id: int, block_hash: bytes) -> None:

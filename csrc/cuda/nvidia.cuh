@@ -115,6 +115,12 @@ __device__ inline const uint8_t* summed(const uint8_t* pointer) {
   return pointer;
 }
 
+// A number that the compiler knows nothing of: what a loop computes of it, it computes every time.
+__device__ inline int unknown(int value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
+
 __device__ inline float max_of(float a, float b) { return fmaxf(a, b); }
 // A product that no sum is fused with.
 __device__ inline float product_of(float a, float b) { return __fmul_rn(a, b); }

@@ -18,6 +18,9 @@ class TileCopies {
   static constexpr int kRowsAtOnce = kWarpSize / kChunks;
   static constexpr int kTurns = kKeys / kRowsAtOnce;
   static_assert(kTurns <= kChunks && kRowsAtOnce * kChunks == kWarpSize);
+  // Whether a lane keeps where its part of a head begins. Of 16 bits it is found for every tile
+  // anew: two registers more are too many for prefilling heads of 128.
+  static constexpr bool kKeepsLane = kIsCode<Store>;
 
  public:
   // Keys first_key .. first_key + kKeys - 1 of those before `end`, then the same `stride` on.
@@ -25,13 +28,14 @@ class TileCopies {
                         int end)
       : args_(args),
         table_(args.block_tables + static_cast<int64_t>(seq) * args.table_stride),
-        keys_(summed(static_cast<const uint8_t*>(args.keys) + offset_in_slot(kv_head))),
+        keys_(static_cast<const uint8_t*>(args.keys) + offset_in_slot(kv_head)),
         distance_(reinterpret_cast<intptr_t>(args.values) - reinterpret_cast<intptr_t>(args.keys)),
         slot_bytes_(args.num_kv_heads * args.head_dim * kSize),
         kv_head_(kv_head),
         stride_(stride),
         stride_blocks_(stride / args.block_size),
         stride_places_(stride % args.block_size) {
+    if constexpr (kKeepsLane) keys_ = summed(keys_ + first_dim() * kSize);
     const int key = first_key + first_row();
     num_left_ = end - key;
     block_ = (key + own_turn()) / args.block_size;
@@ -77,7 +81,7 @@ class TileCopies {
   __device__ static int own_turn() { return lane_id() % kTurns; }
 
   __device__ int64_t offset_in_slot(int kv_head) const {
-    return (static_cast<int64_t>(kv_head) * args_.head_dim + first_dim()) * kSize;
+    return static_cast<int64_t>(kv_head) * args_.head_dim * kSize;
   }
 
   __device__ void read_table() {
@@ -90,10 +94,12 @@ class TileCopies {
   __device__ void start_by(uint8_t* keys, int values_offset) const {
     uint8_t* target = keys + first_row() * kRowBytes + first_dim() * kSize;
     const int own_slot = slot();
+    const uint8_t* own_keys = keys_;
+    if constexpr (!kKeepsLane) own_keys += unknown(first_dim()) * kSize;
 #pragma unroll
     for (int turn = 0; turn < kTurns; ++turn) {
       const int row_slot = shuffle_among<kChunks>(own_slot, turn);
-      const uint8_t* key = keys_ + static_cast<int64_t>(row_slot) * slot_bytes_;
+      const uint8_t* key = own_keys + static_cast<int64_t>(row_slot) * slot_bytes_;
       const auto* value =
           reinterpret_cast<const uint8_t*>(reinterpret_cast<intptr_t>(key) + distance_);
 #pragma unroll
@@ -108,7 +114,7 @@ class TileCopies {
 
   const LmiAttention& args_;
   const int32_t* table_;
-  const uint8_t* keys_;  // this lane's of slot 0
+  const uint8_t* keys_;  // of slot 0, this lane's if kKeepsLane
   int64_t distance_;     // from a key to its value
   int slot_bytes_;
   int kv_head_;

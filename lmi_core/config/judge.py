@@ -16,7 +16,7 @@ from lmi_core.config.artefacts.local import check_adapter
 from lmi_core.config.artefacts.model_source import ModelSource
 from lmi_core.config.model_config import ModelConfig
 from lmi_core.config.problem import Problem, Problems
-from lmi_core.config.targets.placement import COPY_KEYS
+from lmi_core.config.targets.placement_on_cpu import COPY_KEYS
 from lmi_core.config.targets.server_config import ServerConfig
 from lmi_core.errors import MissingExtraError, UserError
 from lmi_core.weights.checkpoint import weight_files

@@ -18,6 +18,7 @@ from typing import Self
 
 from lmi_core import _native
 from lmi_core.copies.adapters import SharedAdapters
+from lmi_core.copies.autoscale import IDLE_S, Autoscaler, Autoscaling
 from lmi_core.copies.dispatch import Dispatch, HashBlocks
 from lmi_core.copies.link import Link
 from lmi_core.copies.machines import Machines, ThisMachine
@@ -59,18 +60,25 @@ class Copies:
         self,
         config: EngineConfig,
         num_copies: int,
+        most_copies: int = 0,
         *,
+        idle_s: float = IDLE_S,
         observer: EngineObserver | None = None,
         progress: Callable[[str, int, int], None] | None = None,
         machines: Machines | None = None,
     ) -> None:
         """``config``: of one copy; the cores are divided where it names no number of threads, the
-        memory for KV caches where it names no size. ``machines``: None: this one."""
+        memory for KV caches where it names no size. ``most_copies``: above ``num_copies``: so many
+        at most by load, and fewer again after ``idle_s``. ``machines``: None: this one."""
         _check_kind(config, num_copies)
         self._machines = machines or ThisMachine()
         self.config = replace(config, prefix_key=prefix_hash_key(config.prefix_cache_dir))
         self._observer = observer or NullObserver()
         self._supervisor = Supervisor(self, num_copies, progress)
+        scaler = Autoscaler(num_copies, max(num_copies, most_copies), idle_s)
+        self._autoscaling = Autoscaling(
+            scaler, lambda: self._dispatch.demand(self._info.runner), self._scale
+        )
         self._state = LifeState.CREATED
         self._adapters = SharedAdapters(config.lora, outlast=config.prefix_cache_dir is not None)
         self._num_encoding = 0
@@ -118,6 +126,7 @@ class Copies:
 
     async def _close(self) -> None:
         self._state = LifeState.STOPPED
+        self._autoscaling.stop()
         if self._watching is not None:
             self._watching.cancel()
         if self._fingerprint is not None:
@@ -148,6 +157,7 @@ class Copies:
         open_.stream.prompt_ids = prompt.ids
         self._dispatch.put(open_)
         self._watch()
+        self._autoscaling.wake()
         return open_.stream
 
     def generate_batches(
@@ -201,8 +211,8 @@ class Copies:
 
     @property
     def lacks_workers(self) -> bool:
-        """Whether fewer copies run than should."""
-        return len(self._supervisor.copies) < self._supervisor.num_wanted
+        """Whether fewer copies run than always should."""
+        return len(self._supervisor.copies) < self._autoscaling.scaler.least
 
     @property
     def copies(self) -> list[CopyProcess]:
@@ -259,11 +269,13 @@ class Copies:
         return [copy.started_at for copy in self._supervisor.copies]
 
     async def scale(self, min_workers: int, max_workers: int) -> None:
-        """Run ``min_workers`` copies, of 0 one, from now on, in the background.
-        InsufficientMemoryError where they don't fit, and all stays as it was."""
+        """Run ``min_workers`` copies, of 0 one, from now on, in the background, and up to
+        ``max_workers`` by load. InsufficientMemoryError where the first don't fit, and all stays as
+        it was."""
         min_workers = max(1, min_workers)
         await self._claim(min_workers)
-        self._supervisor.scale(min_workers)
+        num_copies = self._autoscaling.set_bounds(min_workers, max(min_workers, max_workers))
+        await self._scale(num_copies)
 
     # What the supervisor asks and says.
 
@@ -329,6 +341,10 @@ class Copies:
             max_total_tokens=info.max_total_tokens,
         )
         self._dispatch = Dispatch(runner.block_size, hash_blocks)
+
+    async def _scale(self, num_copies: int) -> None:
+        await self._claim(num_copies)
+        self._supervisor.scale(num_copies)
 
     async def _claim(self, num_copies: int) -> None:
         """Raise InsufficientMemoryError unless all copies fit; then what they need is theirs."""

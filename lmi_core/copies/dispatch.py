@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
+from lmi_core.copies.autoscale import Demand
 from lmi_core.copies.open_request import OpenRequest
 from lmi_core.copies.outbox import Batch
 from lmi_core.copies.router import Router
@@ -14,6 +15,7 @@ from lmi_core.engine.deadlines import waited_too_long
 from lmi_core.engine.handover import Handover
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.errors import EngineError
+from lmi_core.runners.runner import RunnerInfo
 from lmi_core.sandbox import message
 
 MAX_LOSSES = 3
@@ -67,6 +69,15 @@ class Dispatch:
     @property
     def num_seqs(self) -> int:
         return self._router.num_seqs
+
+    def demand(self, runner: RunnerInfo) -> Demand:
+        """What open requests take of copies with such runners."""
+        return Demand(
+            num_seqs=self._router.num_seqs,
+            num_tokens=self._router.num_tokens,
+            seqs_of_copy=runner.max_num_seqs,
+            tokens_of_copy=runner.num_blocks * runner.block_size,
+        )
 
     @property
     def num_waiting(self) -> int:

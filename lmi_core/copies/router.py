@@ -128,6 +128,8 @@ class Router:
         self._waiting: list[Entry] = []
         self.num_seqs = 0
         """Of all requests, waiting ones included."""
+        self.num_tokens = 0
+        """Of their prompts, and expected of their outputs."""
         self._num_open: Counter[str] = Counter()
         """Requests by tenant."""
         self._served: dict[str, float] = {}
@@ -176,6 +178,7 @@ class Router:
     def put(self, entry: Entry) -> None:
         """A new request."""
         self.num_seqs += entry.num_seqs
+        self.num_tokens += entry.num_prompt_tokens + entry.num_output_tokens
         if not self._num_open[entry.tenant]:
             others = [self._served[one] for one in self._num_open if one != entry.tenant]
             had = self._served.get(entry.tenant, 0.0) if others else 0.0
@@ -209,6 +212,7 @@ class Router:
     def finish(self, entry: Entry, hashes: Sequence[bytes] = ()) -> None:
         """It has ended, wherever it was; ``hashes``: of all full blocks that it leaves behind."""
         self.num_seqs -= entry.num_seqs
+        self.num_tokens -= entry.num_prompt_tokens + entry.num_output_tokens
         self._num_open[entry.tenant] -= 1
         if not self._num_open[entry.tenant]:
             del self._num_open[entry.tenant]

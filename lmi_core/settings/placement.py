@@ -27,6 +27,8 @@ class Placement:
     tensor_parallel_degree: int = 1
     pipeline_parallel_degree: int = 1
     num_copies: int = 1
+    most_copies: int = 1
+    """By load; at least ``num_copies``."""
     device_ids: tuple[tuple[str, ...], ...] = ()
     num_cores: int = 0
     """Physical cores of each copy, or of each of its processes on the CPU; threads where the
@@ -49,8 +51,9 @@ class Placement:
 
     def describe(self) -> str:
         """Say it with numbers, for people."""
-        copies = f"{self.num_copies} copies, " if self.num_copies > 1 else ""
-        each = " each" if self.num_copies > 1 else ""
+        more = f" to {self.most_copies}" if self.most_copies > self.num_copies else ""
+        copies = f"{self.num_copies}{more} copies, " if self.num_copies > 1 or more else ""
+        each = " each" if copies else ""
         memory = f", {megabytes(self.memory_bytes)} of memory" if self.memory_bytes else ""
         cores = f", {_count(self.num_cores, 'core')}{each}" if self.num_cores else ""
         if self.device in DEVICE_NAMES and not self.device_ids:

@@ -57,7 +57,7 @@ def recipe_of(
     if name is not None and name != model.name:
         model = replace(model, name=name)
     code = model.custom_code_config() if model.backend == "handler" else None
-    num_copies = model.num_processes
+    num_copies, most_copies = model.num_processes, model.placement.most_copies
 
     async def open_model(observer: EngineObserver) -> Opened:
         launch = await asyncio.to_thread(
@@ -75,6 +75,8 @@ def recipe_of(
                 Copies(
                     launch.engine,
                     num_copies,
+                    most_copies,
+                    idle_s=_number(model, "max_idle_time"),
                     observer=observer,
                     progress=progress,
                     machines=machines,
@@ -96,7 +98,7 @@ def recipe_of(
         max_batch_delay_ms=_number(model, "max_batch_delay"),
         max_idle_s=_number(model, "max_idle_time"),
         min_workers=num_copies or 1 if code is None else code.min_workers,
-        max_workers=num_copies or 1 if code is None else code.max_workers,
+        max_workers=most_copies if code is None else code.max_workers,
         has_processes=code is not None or num_copies is not None,
         has_code=code is not None,
         loading_timeout_s=None if code is not None else _loading_timeout(model),

@@ -332,12 +332,29 @@ def test_copies_elsewhere_are_refused_by_name(model_dir, written, num_gpus):
     assert [error.key for error in report.errors] == ["option.num_copies"]
 
 
-@pytest.mark.parametrize("key", ["maxWorkers", "cpu.maxWorkers"])
-def test_one_key_says_how_many_copies_there_are(model_dir, key):
-    report = examine([model_dir(f"minWorkers=2\n{key}=4", config=LLAMA)], NO_CACHE, host())
+@pytest.mark.parametrize(
+    ("written", "most_copies", "ignored"),
+    [
+        ("minWorkers=2\nmaxWorkers=4\nmax_idle_time=9", 4, {}),
+        ("minWorkers=2\nmaxWorkers=9\ncpu.maxWorkers=4", 4, {"maxWorkers": "cpu.maxWorkers=4"}),
+        ("minWorkers=2\nmaxWorkers=2", 2, {"maxWorkers": "whatever the load"}),
+        ("option.num_copies=1\nmaxWorkers=2", 2, {}),
+        ("option.on=ray\nmaxWorkers=3", 3, {}),
+        ("minWorkers=1\nmaxWorkers=2", 1, {"maxWorkers": "one engine serves the model"}),
+        ("minWorkers=1\nmax_idle_time=9", 1, {"max_idle_time": "one engine serves the model"}),
+    ],
+)
+def test_copies_by_load(model_dir, written, most_copies, ignored):
+    report = examine([model_dir(written, config=LLAMA)], NO_CACHE, host())
     assert not report.errors
-    row = next(row for row in report.rows[0] if row.key == key)
-    assert (row.outcome, "minWorkers=2 says how many copies" in row.text) == ("no effect", True)
+    placement = report.models[0].placement
+    assert placement.most_copies == most_copies
+    ranges = most_copies > placement.num_copies
+    assert placement.describe().startswith(f"{placement.num_copies} to ") == ranges
+    given = [row for row in report.rows[0] if row.key in ("maxWorkers", "max_idle_time")]
+    without_effect = {row.key: row.text for row in given if row.outcome == "no effect"}
+    assert without_effect.keys() == ignored.keys()
+    assert all(why in without_effect[key] for key, why in ignored.items())
 
 
 @pytest.mark.parametrize("key", ["option.num_copies", "minWorkers"])

@@ -246,6 +246,8 @@ class History:
         assert len(running) + self.router.num_waiting == len(self.open)
         assert {e.number for e in running} <= self.open.keys()
         assert self.router.num_seqs == sum(e.num_seqs for e in self.open.values())
+        num_tokens = sum(e.num_prompt_tokens + e.num_output_tokens for e in self.open.values())
+        assert self.router.num_tokens == num_tokens
         for copy_id in self.up:
             left = [e.num_uncached + e.num_left for e in self.router.requests_of(copy_id)]
             assert self.router.load_of(copy_id) == sum(left)

@@ -1,5 +1,7 @@
 """Dynamic batching, queues and workers: keys that the model server reads itself."""
 
+from dataclasses import replace
+
 from lmi_core.config.table.option import Action, Flag, Option, honoured, mapped, no_effect
 from lmi_core.config.table.value_type import Bool, Int, Text
 from lmi_core.settings.placement import MAX_WORKERS
@@ -12,6 +14,8 @@ _COPIES_ON_CPU = honoured(
     test="tests/config/test_placement.py::test_copies_on_the_cpu",
     by_value=dict.fromkeys((0, 1), _ONE_ENGINE),
 )
+_BY_LOAD = "tests/server/models/test_copies.py::test_copies_by_load"
+_COPIES_BY_LOAD = honoured(None, "most copies, which are started by load", test=_BY_LOAD)
 _CONTINUOUS = no_effect("the lmi engine batches continuously and never waits to fill a batch")
 _ENGINE_MEMORY = no_effect("memory is planned by the engine; set option.kv_cache_bytes")
 
@@ -75,7 +79,7 @@ OPTIONS = (
         systems=_SYSTEMS,
         default=60,
         spellings=("option.max_idle_time",),
-        actions={"lmi": _ONE_ENGINE},
+        actions={"lmi": honoured(None, "of a copy that was started by load", test=_BY_LOAD)},
     ),
     Option(
         key="load_on_devices",
@@ -89,11 +93,16 @@ OPTIONS = (
     _workers(
         "minWorkers", "SERVING_MIN_WORKERS", "SAGEMAKER_NUM_MODEL_WORKERS", action=_COPIES_ON_CPU
     ),
-    _workers("maxWorkers", "SERVING_MAX_WORKERS", "SAGEMAKER_NUM_MODEL_WORKERS"),
+    _workers(
+        "maxWorkers", "SERVING_MAX_WORKERS", "SAGEMAKER_NUM_MODEL_WORKERS", action=_COPIES_BY_LOAD
+    ),
     _workers("gpu.minWorkers"),
     _workers("gpu.maxWorkers"),
     _workers("cpu.minWorkers", action=_COPIES_ON_CPU),
-    _workers("cpu.maxWorkers"),
+    _workers(
+        "cpu.maxWorkers",
+        action=replace(_COPIES_BY_LOAD, test="tests/config/test_placement.py::test_copies_by_load"),
+    ),
     Option(
         key="required_memory_mb",
         type=Int(0),

@@ -11,6 +11,10 @@ from lmi_core.config.table.capabilities import BACKENDS
 from lmi_core.config.targets.host import Host
 from lmi_core.settings.placement import DEVICE_NAMES, VISIBLE, DeviceKind
 
+DEGREE = "option.tensor_parallel_degree"
+STAGES = "option.pipeline_parallel_degree"
+COPIES = "option.data_parallel_size"
+ON = "option.on"
 OWN = frozenset({"lmi", "transformers"})
 """Backends that run in our engine."""
 

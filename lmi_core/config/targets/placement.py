@@ -14,18 +14,11 @@ from lmi_core.config.sources.merge import Values
 from lmi_core.config.table import BY_KEY
 from lmi_core.config.table.capabilities import BACKENDS
 from lmi_core.config.targets.host import Host
-from lmi_core.config.targets.placed_subject import OWN, Subject
+from lmi_core.config.targets.placed_subject import COPIES, DEGREE, ON, OWN, STAGES, Subject
+from lmi_core.config.targets.placement_on_cpu import MOST, OWN_COPIES, WORKERS, on_cpu
 from lmi_core.settings.placement import DEVICE_NAMES, VISIBLE, DeviceKind, Placement
 
-DEGREE = "option.tensor_parallel_degree"
-STAGES = "option.pipeline_parallel_degree"
 _DEVICE = "option.device"
-_COPIES = "option.data_parallel_size"
-_OWN_COPIES = "option.num_copies"
-_ON = "option.on"
-_WORKERS = ("cpu.minWorkers", "minWorkers")
-COPY_KEYS = (_OWN_COPIES, *_WORKERS)
-"""Keys of copies on the CPU, the strongest first."""
 _NAMING = ("load_on_devices", "option.device_id", "option.device_map")
 """Keys that name devices, the strongest first."""
 _SPREAD = frozenset({"auto", "balanced", "balanced_low_0", "sequential"})
@@ -52,7 +45,7 @@ def place(
     subject = Subject(values, host, backend, system, mpi_mode, is_demo, problems)
     kind, named = _kind(subject)
     if kind in ("cpu", "torch-cpu"):
-        return _on_cpu(subject, kind)
+        return on_cpu(subject, kind)
     return _on_devices(subject, kind, named)
 
 
@@ -125,7 +118,7 @@ def _check_torch(subject: Subject) -> None:
 
 def _check_own_copies(subject: Subject) -> None:
     values = subject.values
-    key = _ON if values.get(_ON) == "ray" else _OWN_COPIES
+    key = ON if values.get(ON) == "ray" else OWN_COPIES
     given = values.get(key)
     if given is not None and subject.backend == "lmi" and not subject.can("parallel.copies"):
         subject.refuse(
@@ -165,69 +158,12 @@ def _by_processes(subject: Subject, key: str, degree: int) -> str:
     return ", where one process uses all cores"
 
 
-def _on_cpu(subject: Subject, kind: DeviceKind) -> Placement:
-    values, on_ray = subject.values, subject.values.get(_ON) == "ray"
-    host = Host() if on_ray else subject.host
-    degree = _degree_on_cpu(subject, kind)
-    if subject.backend in OWN:
-        for key in (DEGREE, STAGES, _COPIES):
-            if key in values.known and (key != DEGREE or degree == 1):
-                values.ignored[key] = "on the CPU one process uses all cores, whatever the degree"
-    threads = values.get("option.num_threads")
-    num_copies = _copies_on_cpu(subject, kind)
-    num_ranks = num_copies * degree
-    if degree > 1 and 0 < host.num_cores < num_ranks:
-        copies = f" in {num_copies} copies" if num_copies > 1 else ""
-        most = host.num_cores // num_copies
-        fitting = f"{DEGREE}={1 << most.bit_length() - 1}, or " if most > 1 else ""
-        subject.refuse(
-            DEGREE,
-            f"{DEGREE}={degree}{copies} needs {num_ranks} cores, one for each process, and there "
-            f"are {host.num_cores} here: write {fitting}{DEGREE}=1, with which one process uses "
-            f"all cores{', or fewer copies' if num_copies > 1 else ''}",
-        )
-    num_cores = max(1, host.num_cores // num_ranks) if host.num_cores else 0
-    return Placement(
-        device=kind,
-        tensor_parallel_degree=degree,
-        num_copies=num_copies,
-        num_cores=threads if isinstance(threads, int) else num_cores,
-        memory_bytes=host.memory_bytes,
-        on="ray" if on_ray else "here",
-    )
-
-
-def _degree_on_cpu(subject: Subject, kind: DeviceKind) -> int:
-    """Processes of the lmi engine that share a copy; max: one, which uses all cores."""
-    degree = subject.values.get(DEGREE)
-    if subject.backend != "lmi" or kind != "cpu" or not isinstance(degree, int):
-        return 1
-    return max(1, degree)
-
-
-def _copies_on_cpu(subject: Subject, kind: DeviceKind) -> int:
-    """Processes with an engine each; LMI's workers are that."""
-    values = subject.values
-    if subject.backend != "lmi":
-        return 1
-    given = [key for key in COPY_KEYS if isinstance(values.get(key), int)]
-    number = values.get(given[0]) if given else None
-    num_copies = max(1, number) if isinstance(number, int) else 1
-    most = {"cpu.maxWorkers", "maxWorkers"} if num_copies > 1 else set()
-    for key in [*given[1:], *(most & values.known.keys())]:
-        values.ignored[key] = f"{given[0]}={number} says how many copies there are"
-    key = _ON if values.get(_ON) == "ray" else given[0] if num_copies > 1 else ""
-    if key and kind != "cpu":
-        why = f"{key}={values.get(key)} doesn't go with option.device={kind}"
-        subject.refuse(key, f"{why}: leave one of them out")
-    return num_copies if kind == "cpu" else 1
-
-
 def _on_devices(subject: Subject, kind: DeviceKind, named: tuple[int, ...] | None) -> Placement:
     values, host = subject.values, subject.host
     if subject.backend == "lmi":
         why = "copies run on the CPU in this version"
-        values.ignored |= {key: why for key in _WORKERS if key in values.known}
+        keys = (*WORKERS, *MOST, "max_idle_time")
+        values.ignored |= {key: why for key in keys if key in values.known}
     ids = tuple(range(host.num_devices)) if named is None else named
     stages = values.get(STAGES)
     num_stages = stages if isinstance(stages, int) else 1
@@ -291,7 +227,7 @@ def _groups(
     groups = tuple(
         ids[i : i + num_devices] for i in range(0, len(ids) - num_devices + 1, num_devices)
     )
-    asked = subject.values.get(_COPIES)
+    asked = subject.values.get(COPIES)
     if isinstance(asked, int):
         return groups[:asked] if asked <= len(groups) else ()
     if subject.system == "tgi" and _asked_degree(subject) is not None:
@@ -304,12 +240,12 @@ def _too_few(subject: Subject, degree: int, num_devices: int, kind: DeviceKind) 
     key, named = _named_devices(subject)
     if named and max(named) >= visible:
         return f"{key}={values.get(key)}, but {subject.visible(kind)}, counted from 0"
-    copies = values.get(_COPIES)
+    copies = values.get(COPIES)
     if isinstance(copies, int):
         num_devices *= copies
     asked = [
         f"{key}={values.get(key)}"
-        for key in (*_NAMING, DEGREE, STAGES, _COPIES)
+        for key in (*_NAMING, DEGREE, STAGES, COPIES)
         if key in values.known and values.get(key) is not None
     ]
     return (
@@ -336,14 +272,14 @@ def _check_unused(
     num_devices = len(groups[0])
     sizes = [n for n in range(1, visible + 1) if visible % n == 0]
     way = f"write {DEGREE}={' or '.join(map(str, sizes))}, or "
-    key = next((key for key in (_COPIES, DEGREE, "option.sharded") if key in values.known), DEGREE)
+    key = next((key for key in (COPIES, DEGREE, "option.sharded") if key in values.known), DEGREE)
     if visible % num_devices == 0:  # more copies than a launcher starts, or than are asked for
         way = f"write {DEGREE}={visible}, or " if subject.can("parallel.tensor") else ""
     if subject.system == "tgi" and isinstance(_asked_degree(subject), int):
         _warn_of_idle(subject, key, used, kind)
         return
-    if key == _COPIES:
-        way = f"write {_COPIES}={visible // num_devices}, or "
+    if key == COPIES:
+        way = f"write {COPIES}={visible // num_devices}, or "
     subject.refuse(
         key,
         f"{subject.visible(kind)}, and {key}={values.get(key)} would use {len(used)} of them: "

@@ -14,6 +14,7 @@ import pytest
 
 from lmi_core import _native
 from lmi_core.config.targets.launch import prepare
+from lmi_core.copies import autoscale
 from lmi_core.copies.copies import Copies
 from lmi_core.errors import ConfigError
 from lmi_server.http.metrics import Metrics
@@ -127,3 +128,26 @@ def test_ray_has_to_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "ray" else 1)
     with pytest.raises(ConfigError, match=r"option.on=ray needs the 'ray' extra"):
         prepare(deployment_of("on=ray"), NO_CACHE)
+
+
+def test_copies_by_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(autoscale, "LOOK_S", 0.02)
+    monkeypatch.setattr(autoscale, "RISE_S", 0.05)
+    long = body(1)
+    long["parameters"]["max_new_tokens"] = 400
+
+    async def main() -> None:
+        settings = ("num_copies=1", "maxWorkers=2", "max_idle_time=2", "num_threads=1")
+        models = registry_of(*settings, "max_rolling_batch_size=1")
+        async with models, serving_models(models) as served:
+            copies = served.models.sole.loaded.backend
+            streams = [asyncio.create_task(served.post(long)) for _ in range(40)]
+            await eventually(lambda: len(copies.copies) == 2, 30)
+            answers = await asyncio.gather(*streams)
+            assert len({answer.body for answer in answers}) == 1
+            await eventually(lambda: len(copies.copies) == 1, 30)
+            assert (await served.ask("PUT", "/models/model?min_worker=2")).status == 200
+            assert copies.lacks_workers
+            await eventually(lambda: len(copies.copies) == 2, 30)
+
+    asyncio.run(asyncio.wait_for(main(), 100))

@@ -1,0 +1,95 @@
+"""How a model is placed on the CPU: processes that share it, copies, cores.
+
+Source: LMI format reference, number of workers.
+"""
+
+from __future__ import annotations
+
+from lmi_core.config.targets.host import Host
+from lmi_core.config.targets.placed_subject import COPIES, DEGREE, ON, OWN, STAGES, Subject
+from lmi_core.settings.placement import DeviceKind, Placement
+
+OWN_COPIES = "option.num_copies"
+WORKERS = ("cpu.minWorkers", "minWorkers")
+MOST = ("cpu.maxWorkers", "maxWorkers")
+COPY_KEYS = (OWN_COPIES, *WORKERS)
+"""Keys of copies on the CPU, the strongest first."""
+_ONE_ENGINE = "one engine serves the model; it takes as many requests as its batch holds"
+
+
+def on_cpu(subject: Subject, kind: DeviceKind) -> Placement:
+    """Decide it for the CPU engine, or for torch on the CPU."""
+    values, on_ray = subject.values, subject.values.get(ON) == "ray"
+    host = Host() if on_ray else subject.host
+    degree = _degree_on_cpu(subject, kind)
+    if subject.backend in OWN:
+        for key in (DEGREE, STAGES, COPIES):
+            if key in values.known and (key != DEGREE or degree == 1):
+                values.ignored[key] = "on the CPU one process uses all cores, whatever the degree"
+    threads = values.get("option.num_threads")
+    num_copies = _copies_on_cpu(subject, kind)
+    most_copies = _most_copies(subject, num_copies)
+    num_ranks = num_copies * degree
+    if degree > 1 and 0 < host.num_cores < num_ranks:
+        copies = f" in {num_copies} copies" if num_copies > 1 else ""
+        most = host.num_cores // num_copies
+        fitting = f"{DEGREE}={1 << most.bit_length() - 1}, or " if most > 1 else ""
+        subject.refuse(
+            DEGREE,
+            f"{DEGREE}={degree}{copies} needs {num_ranks} cores, one for each process, and there "
+            f"are {host.num_cores} here: write {fitting}{DEGREE}=1, with which one process uses "
+            f"all cores{', or fewer copies' if num_copies > 1 else ''}",
+        )
+    num_cores = max(1, host.num_cores // num_ranks) if host.num_cores else 0
+    return Placement(
+        device=kind,
+        tensor_parallel_degree=degree,
+        num_copies=num_copies,
+        most_copies=most_copies,
+        num_cores=threads if isinstance(threads, int) else num_cores,
+        memory_bytes=host.memory_bytes,
+        on="ray" if on_ray else "here",
+    )
+
+
+def _degree_on_cpu(subject: Subject, kind: DeviceKind) -> int:
+    """Processes of the lmi engine that share a copy; max: one, which uses all cores."""
+    degree = subject.values.get(DEGREE)
+    if subject.backend != "lmi" or kind != "cpu" or not isinstance(degree, int):
+        return 1
+    return max(1, degree)
+
+
+def _copies_on_cpu(subject: Subject, kind: DeviceKind) -> int:
+    """Processes with an engine each; LMI's workers are that."""
+    values = subject.values
+    if subject.backend != "lmi":
+        return 1
+    given = [key for key in COPY_KEYS if isinstance(values.get(key), int)]
+    number = values.get(given[0]) if given else None
+    num_copies = max(1, number) if isinstance(number, int) else 1
+    for key in given[1:]:
+        values.ignored[key] = f"{given[0]}={number} says how many copies there are"
+    key = ON if values.get(ON) == "ray" else given[0] if num_copies > 1 else ""
+    if key and kind != "cpu":
+        why = f"{key}={values.get(key)} doesn't go with option.device={kind}"
+        subject.refuse(key, f"{why}: leave one of them out")
+    return num_copies if kind == "cpu" else 1
+
+
+def _most_copies(subject: Subject, num_copies: int) -> int:
+    """By load, where there are processes of our engine; else one engine takes what comes."""
+    values = subject.values
+    if subject.backend != "lmi":
+        return num_copies
+    given = [key for key in MOST if isinstance(values.get(key), int)]
+    number = values.get(given[0]) if given else None
+    has_processes = num_copies > 1 or OWN_COPIES in values.known or values.get(ON) == "ray"
+    most = number if has_processes and isinstance(number, int) else 0
+    if most > num_copies:
+        values.ignored |= dict.fromkeys(given[1:], f"{given[0]}={number} says how many at most")
+        return most
+    why = f"there are {num_copies} copies, whatever the load" if has_processes else _ONE_ENGINE
+    unused = {*given, "max_idle_time"} & values.known.keys()
+    values.ignored |= dict.fromkeys(unused, why)
+    return num_copies
