@@ -260,6 +260,17 @@ def test_settings_that_few_checkpoints_have(
     assert np.abs(np.concatenate(logits) - exact).max() <= 1e-4 * exact.std()
 
 
+@pytest.mark.parametrize(("served", "length"), [(256, 200), (512, 300)])
+def test_what_is_served_chooses_the_factors_of_long_rope(served: int, length: int) -> None:
+    """The lists that Transformers has for a text that fits into the original 256 tokens, and for
+    one that doesn't, also in the chunks of it that do."""
+    inputs = [np.random.default_rng(4).integers(4, 384, length).tolist()]
+    [exact] = oracle_logits(oracle_model("phi3", "float32", "float64"), inputs)
+    forward = NativeForward(load_model(cached_checkpoint("phi3")), served, "fp32")
+    [logits] = all_logits(forward, inputs, max_chunk=48)
+    assert np.abs(logits - exact).max() <= 1e-4 * exact.std()
+
+
 def test_contexts_end_where_queries_would_be_scaled(tmp_path: Path) -> None:
     """Ministral 3's factor is 1 before the positions that it was trained on first end."""
     path = make_checkpoint(tmp_path, "mistral", tokenizer=False)
