@@ -20,6 +20,7 @@ from tests.checkpoints import (
     EOS_ID,
     FAMILIES,
     SHAPE,
+    VARIANTS,
     cached_checkpoint,
     draw_weights,
     make_checkpoint,
@@ -118,7 +119,7 @@ def test_bf16_error_is_close_to_that_of_transformers(variant: str, backend: str)
     assert rms(logits - exact) <= 1.5 * rms(theirs - exact)
 
 
-@pytest.mark.parametrize("variant", FAMILIES)
+@pytest.mark.parametrize("variant", [*FAMILIES, *VARIANTS])
 def test_same_bits_in_any_batch(variant: str) -> None:
     for dtype, stored in (("fp32", "float32"), ("bf16", "bfloat16")):
         forward = make_forward("native", variant, dtype, stored)
@@ -127,7 +128,7 @@ def test_same_bits_in_any_batch(variant: str) -> None:
 
 
 @pytest.mark.parametrize("quantize", ["int8", "int4"])
-@pytest.mark.parametrize("variant", FAMILIES)
+@pytest.mark.parametrize("variant", [*FAMILIES, *VARIANTS])
 def test_quantised_logits_are_close(variant: str, quantize: Any) -> None:
     path = cached_checkpoint(variant)
     floats = load_model(path, "fp32", quantize=quantize, backend=Dequantised())
