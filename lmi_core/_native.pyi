@@ -71,6 +71,8 @@ class BlockPool:
     ) -> list[bytes]:
         """Chained hashes of the full blocks in ``token_ids``; ``extra`` (adapter, salt) seeds the chain
         when ``parent`` is empty."""
+    def find(self, block_hash: bytes) -> int:
+        """The block that is hit-able under a hash, or -1."""
     def acquire_prefix(self, hashes: Sequence[bytes]) -> list[int]:
         """Blocks of the longest indexed prefix of ``hashes``, each with one reference taken."""
     def publish(self, block_id: int, block_hash: bytes) -> None:
@@ -369,10 +371,18 @@ class KvCache:
         num_kv_heads: int,
         head_dim: int,
         dtype: Literal["fp32", "bf16", "int8"],
-    ) -> None: ...
+        is_latent: bool = False,
+    ) -> None:
+        """``is_latent``: of keys alone, which are the values, too."""
     @staticmethod
     def block_bytes(
-        *, num_layers: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: str
+        *,
+        num_layers: int,
+        block_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: str,
+        is_latent: bool = False,
     ) -> int: ...
     @property
     def head_dim(self) -> int: ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -35,3 +36,9 @@ class HttpUrl(NamedTuple):
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{'https' if self.is_https else 'http'}://{host}:{self.port}{self.path}"
+
+
+def key_header() -> dict[str, str]:
+    """What shows a server the key of ``OPENAI_API_KEY``, where there is one."""
+    key = os.environ.get("OPENAI_API_KEY")
+    return {"Authorization": f"Bearer {key}"} if key else {}

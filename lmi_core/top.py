@@ -16,7 +16,7 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from lmi_core.errors import UserError
-from lmi_core.http_url import HttpUrl
+from lmi_core.http_url import HttpUrl, key_header
 
 _CLEAR = "\033[H\033[2J"
 _BAR_WIDTH = 30
@@ -188,15 +188,17 @@ def _model_lines(each: ModelView) -> list[str]:
 
 
 def read(url: HttpUrl) -> Snapshot:
-    """Raises UserError where no server of ours answers."""
+    """Raises UserError where no server of ours answers, or it wants another key."""
     kind = http.client.HTTPSConnection if url.is_https else http.client.HTTPConnection
     try:
         with closing(kind(url.host, url.port, timeout=_STALE_S)) as connection:
-            connection.request("GET", f"{url.path}/metrics")
+            connection.request("GET", f"{url.path}/metrics", headers=key_header())
             answer = connection.getresponse()
             text = answer.read().decode()
     except (OSError, http.client.HTTPException, UnicodeDecodeError) as error:
         raise UserError(f"{url} can't be read: {error}", field="URL") from None
+    if answer.status == 401:
+        raise UserError(f"{url}/metrics wants an API key: put it into OPENAI_API_KEY")
     if answer.status != 200 or "lmi_" not in text:
         raise UserError(f"{url}/metrics answered {answer.status}, and not as this server does")
     return Snapshot.parse(time.monotonic(), text)

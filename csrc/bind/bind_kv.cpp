@@ -72,6 +72,12 @@ void bind_block_pool(py::module_& m) {
       .def("hash_blocks", &hash_blocks_to_python, py::arg("token_ids"),
            py::arg("parent") = py::bytes(), py::arg("extra") = py::bytes())
       .def(
+          "find",
+          [](const BlockPool& pool, const py::bytes& block_hash) {
+            return pool.find(prefix_hash_from_bytes(view(block_hash)));
+          },
+          py::arg("block_hash"))
+      .def(
           "acquire_prefix",
           [](BlockPool& pool, const py::sequence& hashes) {
             return ids_to_python(pool.acquire_prefix(hashes_from_python(hashes)));

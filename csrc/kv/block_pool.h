@@ -37,6 +37,8 @@ class BlockPool {
   void free(std::span<const int32_t> block_ids);
   // One more reference of each; the blocks must be used.
   void add_ref(std::span<const int32_t> block_ids);
+  // The block that is hit-able under a hash, or -1.
+  int32_t find(const PrefixHash& hash) const { return index_.find(hash); }
   // The blocks of the longest indexed prefix, one reference taken of each.
   std::vector<int32_t> acquire_prefix(std::span<const PrefixHash> hashes);
   // Makes a used block hit-able. Where another block holds the same prefix already, this one stays

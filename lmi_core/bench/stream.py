@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
 import time
 from collections.abc import Callable
@@ -12,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from lmi_core.errors import LmiError
-from lmi_core.http_url import HttpUrl
+from lmi_core.http_url import HttpUrl, key_header
 
 
 class Timing(NamedTuple):
@@ -142,8 +141,7 @@ async def is_ready(url: HttpUrl, api: Api) -> bool:
 
 def head(method: str, url: HttpUrl, path: str, num_bytes: int = 0) -> bytes:
     """A request's head; the key is that of ``OPENAI_API_KEY`` where there is one."""
-    key = os.environ.get("OPENAI_API_KEY")
-    authorization = f"Authorization: Bearer {key}\r\n" if key else ""
+    authorization = "".join(f"{name}: {value}\r\n" for name, value in key_header().items())
     return (
         f"{method} {url.path}{path} HTTP/1.1\r\nHost: {url.host}:{url.port}\r\n"
         f"Connection: close\r\n{authorization}"

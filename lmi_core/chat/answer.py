@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from types import TracebackType
@@ -15,10 +14,15 @@ from typing import Any, NamedTuple, Self
 from lmi_core.engine.engine import Engine
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.errors import EngineError, LmiError, UserError
-from lmi_core.http_url import HttpUrl
+from lmi_core.http_url import HttpUrl, key_header
+from lmi_core.progress import TerminalProgress
 from lmi_core.text.chat import ChatTemplate
 
 Messages = Sequence[Mapping[str, str]]
+
+_USUAL = SamplingParams()
+_EXTENSIONS = ("top_k", "min_p", "repetition_penalty")
+"""Parameters that OpenAI's protocol lacks; sent as open servers name them, where they were set."""
 
 
 class Piece(NamedTuple):
@@ -57,6 +61,8 @@ class LocalSource(AnswerSource):
 
     engine: Engine
     template: ChatTemplate
+    progress: TerminalProgress
+    """Whose line is wiped when the model is there."""
 
     @property
     def name(self) -> str:
@@ -64,6 +70,7 @@ class LocalSource(AnswerSource):
 
     def __enter__(self) -> Self:
         self.engine.__enter__()
+        self.progress.finish()
         return self
 
     def __exit__(
@@ -111,13 +118,15 @@ class RemoteSource(AnswerSource):
             "top_p": params.top_p,
             **({"max_tokens": params.max_new_tokens} if params.max_new_tokens else {}),
             **({"seed": params.seed} if params.seed is not None else {}),
+            **{
+                name: getattr(params, name)
+                for name in _EXTENSIONS
+                if getattr(params, name) != getattr(_USUAL, name)
+            },
         }
         num_tokens = 0
         with closing(self.ask("POST", "/v1/chat/completions", body)) as lines:
-            for line in lines:
-                if not line.startswith(b"data:") or line[5:].strip() == b"[DONE]":
-                    continue
-                frame = json.loads(line[5:])
+            for frame in self._frames(lines):
                 if "error" in frame:
                     raise EngineError(_message(frame))
                 text = "".join(c["delta"].get("content") or "" for c in frame.get("choices", ()))
@@ -126,13 +135,20 @@ class RemoteSource(AnswerSource):
                 )
                 yield Piece(text, num_tokens)
 
+    def _frames(self, lines: http.client.HTTPResponse) -> Iterator[Any]:
+        """Raises EngineError for a stream that isn't ended as one is."""
+        try:
+            for line in lines:
+                if line.startswith(b"data:") and line[5:].strip() != b"[DONE]":
+                    yield json.loads(line[5:])
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise EngineError(f"{self.url} broke off its answer: {error}") from None
+
     def ask(self, method: str, path: str, body: object = None) -> http.client.HTTPResponse:
         """The answer, to be closed. Raises LmiError for a server that refuses, or isn't there."""
         kind = http.client.HTTPSConnection if self.url.is_https else http.client.HTTPConnection
         connection = kind(self.url.host, self.url.port, timeout=self.timeout_s)
-        headers = {"Content-Type": "application/json", "Connection": "close"}
-        if key := os.environ.get("OPENAI_API_KEY"):
-            headers["Authorization"] = f"Bearer {key}"
+        headers = {"Content-Type": "application/json", "Connection": "close", **key_header()}
         data = None if body is None else json.dumps(body)
         try:
             connection.request(method, self.url.path + path, data, headers)

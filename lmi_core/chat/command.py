@@ -17,6 +17,7 @@ from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.errors import LmiError, UserError
 from lmi_core.http_url import HttpUrl
 from lmi_core.local_model import open_local_model
+from lmi_core.progress import TerminalProgress
 from lmi_core.user_cache import user_cache
 
 _QUOTES = '"""'
@@ -43,7 +44,9 @@ def open_source(args: argparse.Namespace, model: list[str], default_model: Path)
     opened = open_local_model(model, default_model)
     if opened.template is None:
         raise UserError(f"{opened.config.model} has no chat template; lmi generate --raw goes on")
-    return LocalSource(Engine(opened.asked, own_loop=True), opened.template)
+    progress = TerminalProgress()
+    engine = Engine(opened.asked, own_loop=True, progress=progress)
+    return LocalSource(engine, opened.template, progress)
 
 
 def chat(args: argparse.Namespace, source: AnswerSource) -> int:
@@ -123,16 +126,20 @@ def _answer(
         answer.close()
     except LmiError:
         conversation.undo()
+        if shown:
+            print()
         raise
     conversation.add("assistant", "".join(shown))
     print()
     if shows_speed and num_tokens:
-        print(_speed(num_tokens, first - started, time.perf_counter() - first))
+        is_cut_off = num_tokens == conversation.params.max_new_tokens
+        end = "; cut off by max_new_tokens" if is_cut_off else ""
+        print(_speed(num_tokens, first - started, time.perf_counter() - first, end))
 
 
-def _speed(num_tokens: int, first_s: float, rest_s: float) -> str:
+def _speed(num_tokens: int, first_s: float, rest_s: float, end: str) -> str:
     rate = f", {(num_tokens - 1) / rest_s:.1f} tokens/s" if num_tokens > 1 and rest_s > 0 else ""
-    text = f"[{num_tokens} tokens, the first after {first_s:.2f} s{rate}]"
+    text = f"[{num_tokens} tokens, the first after {first_s:.2f} s{rate}{end}]"
     return text if "NO_COLOR" in os.environ else f"\033[2m{text}\033[0m"
 
 

@@ -102,6 +102,8 @@ def run_command(line: str, conversation: Conversation, say: Callable[[str], None
             conversation.save(path)
             say(f"saved to {path}")
         case "load":
+            if not argument:
+                raise UserError("name the file: /load FILE")
             conversation.load(Path(argument))
             say(f"{len(conversation.messages)} messages")
         case "set":

@@ -68,6 +68,7 @@ class Supervisor:
         self._places: list[_Place] = []
         self._scaling = asyncio.Lock()
         self._rescaling: set[asyncio.Task[None]] = set()
+        self._adding: set[asyncio.Task[None]] = set()
         self._num_failures = 0
         self.num_wanted = num_copies
         self.num_restarts = 0
@@ -106,10 +107,13 @@ class Supervisor:
         await asyncio.gather(*(place.stop(kill=kill) for place in places))
 
     def scale(self, num_copies: int) -> None:
-        """Run another number of copies from now on, in the background. All are replaced, one after
-        the other, where each gets another share of the cores; none goes before the next one is
-        there."""
+        """Run another number of copies from now on, in the background: more are started together.
+        All are replaced, one after the other, where each gets another share of the cores; none goes
+        before the next one is there."""
         if num_copies != self.num_wanted:
+            if num_copies < self.num_wanted:
+                for adding in self._adding:  # there may be no room for it for long
+                    adding.cancel()
             self.num_wanted = num_copies
             task = asyncio.create_task(self._rescale())
             self._rescaling.add(task)
@@ -128,20 +132,35 @@ class Supervisor:
         num_copies = self.num_wanted
         kept = [place for place in self._places if place.has_its_cores]
         outdated = [place for place in self._places if place not in kept]
-        free = iter(sorted(set(range(num_copies)) - {place.number for place in kept}))
-        for _ in range(num_copies - len(kept)):
-            place = self._new_place(next(free))
-            try:
-                await place.launch(None)
-            except BaseException:
-                self._places.remove(place)
-                await place.stop(kill=True)
-                raise
-            place.keep()
+        free = sorted(set(range(num_copies)) - {place.number for place in kept})
+        new = free[: max(0, num_copies - len(kept))]
+        if not outdated:
+            added = await asyncio.gather(*map(self._add, new), return_exceptions=True)
+            for failure in filter(None, added):
+                raise failure
+        for number in new if outdated else ():
+            await self._add(number)
             if outdated:
                 await self._retire(outdated.pop(0))
         for place in [*outdated, *kept[num_copies:]]:
             await self._retire(place)
+
+    def _add(self, number: int) -> asyncio.Task[None]:
+        """A copy more; cancelled where fewer are wanted meanwhile."""
+        task = asyncio.create_task(self._launched(number))
+        self._adding.add(task)
+        task.add_done_callback(self._adding.discard)
+        return task
+
+    async def _launched(self, number: int) -> None:
+        place = self._new_place(number)
+        try:
+            await place.launch(None)
+        except BaseException:
+            self._places.remove(place)
+            await place.stop(kill=True)
+            raise
+        place.keep()
 
     @property
     def is_scaling(self) -> bool:

@@ -206,8 +206,13 @@ class KvMemory:
         for i in range(sequence.num_published, num_full):
             self.pool.publish(sequence.block_ids[i], hashes[i])
             if self.restore is not None:
-                self.restore.keep(sequence.block_ids[i], hashes[i])
+                self.restore.published.append(hashes[i])
         sequence.num_published = num_full
+
+    def keep_published(self) -> None:
+        """Have what was published kept on a disk, where one is there for it."""
+        if self.restore is not None:
+            self.restore.keep_published()
 
     def pin(self, sequence: Sequence) -> None:
         """Keep the full blocks of a sequence that ends for the next request of its session."""

@@ -122,7 +122,7 @@ class StepLoop:
             await submitted.done
             committed = self._commit(submitted)
             if committed is not None:
-                self._delivery.deliver(committed)
+                self._deliver(committed)
 
     async def _run_overlapped(self) -> None:
         """As the plain loop, but events of a step are handed out while the next one runs, and where
@@ -137,7 +137,7 @@ class StepLoop:
                     self._costs.note_gap(gap_s, ahead=False)
             following = None if submitted is None else self._submit_ahead(submitted)
             if committed is not None:
-                self._delivery.deliver(committed)
+                self._deliver(committed)
                 committed = None
             if submitted is not None:
                 await submitted.done
@@ -256,6 +256,11 @@ class StepLoop:
             self._scheduler.check_integrity()
         commit.completed_s = completed_s
         return commit
+
+    def _deliver(self, commit: Commit) -> None:
+        """What the next step needn't wait for."""
+        self._delivery.deliver(commit)
+        self._scheduler.memory.keep_published()
 
     def _count(self, plan: Plan, step: Step, seconds: float) -> None:
         totals = self._totals

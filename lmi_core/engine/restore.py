@@ -30,12 +30,21 @@ class PrefixRestore:
         self._memory = memory
         self._disk = disk
         self._turn = asyncio.Lock()
+        self.published: list[bytes] = []
+        """Hashes of blocks that aren't on their way to the disk yet."""
         self.num_restored = 0
         """Blocks, so far."""
 
-    def keep(self, block_id: int, block_hash: bytes) -> None:
-        """Have a block written that was just published."""
-        self._disk.keep(block_hash, partial(self._memory.copy_out, block_id))
+    def keep_published(self) -> None:
+        """Have the blocks written that were published, but for those that were evicted meanwhile.
+
+        For the time when a step is under way: it writes to no block that can be hit, and copying
+        doesn't keep it waiting."""
+        for block_hash in self.published:
+            block_id = self._pool.find(block_hash)
+            if block_id >= 0:
+                self._disk.keep(block_hash, partial(self._memory.copy_out, block_id))
+        self.published.clear()
 
     def wanted(self, hashes: list[bytes]) -> int:
         """How many leading blocks there would be with what the disk has; 0: no more than now."""

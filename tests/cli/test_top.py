@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
@@ -82,6 +83,16 @@ def test_a_server_is_watched() -> None:
         assert "\nm\n  batch    0 sequences run" in result.stdout
         result = lmi("top", url, "--once", "--interval", "0.1", "--json")
         assert json.loads(result.stdout)[0]["name"] == "m"
+
+
+def test_a_server_with_keys_is_watched_by_who_has_one() -> None:
+    with serving("--api-key", "secret") as url:
+        refused = lmi("top", url, "--once", "--interval", "0.1", environ=dict(os.environ))
+        assert refused.returncode == 2
+        assert "wants an API key: put it into OPENAI_API_KEY" in refused.stderr
+        environ = {**os.environ, "OPENAI_API_KEY": "secret"}
+        result = lmi("top", url, "--once", "--interval", "0.1", environ=environ)
+        assert (result.returncode, result.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from lmi_core._native import BlockPool, KvCache
 from lmi_core.config.explain import as_json
 from lmi_core.config.resolve import examine, resolve
 from lmi_core.config.targets.host import Host
@@ -26,6 +27,7 @@ from lmi_core.engine import disk_blocks
 from lmi_core.engine.disk_blocks import DiskBlocks
 from lmi_core.engine.engine import Engine
 from lmi_core.engine.outputs import TokenEvent
+from lmi_core.engine.restore import PrefixRestore
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.errors import UserError
 from lmi_core.settings.engine_config import EngineConfig
@@ -359,6 +361,30 @@ def test_what_the_disk_is_too_slow_for_is_not_kept(
     goes_on.set()
     disk.close()
     assert numbers_in(disk) == [0, 1, 2]
+
+
+def test_what_was_evicted_before_its_turn_is_not_kept(tmp_path: Path) -> None:
+    cache = KvCache(
+        num_layers=2, num_blocks=3, block_size=16, num_kv_heads=1, head_dim=2, dtype="fp32"
+    )
+    num_bytes = cache.bytes_per_block
+    pool = BlockPool(3, 16, bytes(16))
+    disk = DiskBlocks(tmp_path, "m", block_bytes=num_bytes, max_bytes=1 << 20)
+    restore = PrefixRestore(pool, cache, disk)
+    hashes = pool.hash_blocks(range(48))
+    block_ids = pool.allocate(3)
+    assert block_ids is not None
+    for block_id, block_hash in zip(block_ids, hashes, strict=True):
+        cache.copy_in(block_id, bytes([block_id]) * num_bytes)
+        pool.publish(block_id, block_hash)
+        restore.published.append(block_hash)
+    pool.free(block_ids)
+    assert pool.allocate(1) == [2]  # of one prefix the end goes first
+    cache.copy_in(2, bytes(num_bytes))
+    restore.keep_published()
+    disk.close()
+    assert disk.read(hashes) == [bytes([block_id]) * num_bytes for block_id in (0, 1)]
+    assert restore.published == []
 
 
 @pytest.mark.parametrize("stops", [False, True])

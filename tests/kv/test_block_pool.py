@@ -132,6 +132,9 @@ class PoolMachine(RuleBasedStateMachine):
         assert self.pool.num_cached == len(self.naive.cached)
         assert self.pool.num_available == self.pool.num_free + self.pool.num_cached
         assert self.pool.num_used == NUM_BLOCKS - self.pool.num_available
+        found = {block_hash: self.pool.find(block_hash) for block_hash in self.naive.index}
+        assert found == self.naive.index
+        assert self.pool.find(bytes(16)) == -1
         references = [self.pool.ref_count(block_id) for block_id in range(NUM_BLOCKS)]
         assert references == self.naive.references
 
