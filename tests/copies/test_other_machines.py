@@ -139,6 +139,25 @@ def test_copies_that_find_no_room_are_given_up_when_fewer_are_wanted() -> None:
     asyncio.run(main())
 
 
+class UnlikeMachines(OtherMachines):
+    """The second has another processor."""
+
+    def settings(
+        self, config: EngineConfig, number: int, num_copies: int, *, is_first: bool
+    ) -> CopySettings:
+        level = "scalar" if number else ""
+        return CopySettings(config=replace(config, num_threads=1, instruction_set=level))
+
+
+def test_machines_that_would_change_bits_are_refused() -> None:
+    async def main() -> None:
+        with pytest.raises(EngineError, match=r"127.0.0.1 computes with scalar.*instruction_set"):
+            async with Copies(CONFIG, 2, machines=UnlikeMachines()):
+                pass
+
+    asyncio.run(main())
+
+
 def test_a_copy_ends_with_who_started_it() -> None:
     host = CopyHost()
     host.start(b"s" * 32, "127.0.0.1")
