@@ -163,6 +163,7 @@ build: $(VENV)/.installed-test
 
 # What users need: no torch, no build tools left behind, no bytecode of modules never imported.
 $(VENV)/.installed: $(SOURCES) | $(BIN)/python
+	@echo 'Fetching packages and compiling: about two minutes on two cores, without a word'
 	$(BIN)/python -m pip install --quiet --no-compile -e .
 	find $(VENV) -name __pycache__ -prune -exec rm -r {} +
 	touch $@
