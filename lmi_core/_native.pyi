@@ -371,10 +371,18 @@ class KvCache:
         num_kv_heads: int,
         head_dim: int,
         dtype: Literal["fp32", "bf16", "int8"],
-    ) -> None: ...
+        is_latent: bool = False,
+    ) -> None:
+        """``is_latent``: of keys alone, which are the values, too."""
     @staticmethod
     def block_bytes(
-        *, num_layers: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: str
+        *,
+        num_layers: int,
+        block_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: str,
+        is_latent: bool = False,
     ) -> int: ...
     @property
     def head_dim(self) -> int: ...

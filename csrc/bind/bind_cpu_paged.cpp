@@ -38,9 +38,9 @@ py::array empty_rows(DType dtype, int64_t num_rows, int64_t num_columns) {
 
 struct PagedCache {
   PagedCache(int32_t num_layers, int32_t num_blocks, int32_t block_size, int32_t num_kv_heads,
-             int32_t head_dim, const std::string& dtype) {
+             int32_t head_dim, const std::string& dtype, bool is_latent) {
     const DType type = dtype == "int8" ? DType::kI8 : cache_dtype(dtype);
-    view = {nullptr, type, num_layers, num_blocks, block_size, num_kv_heads, head_dim};
+    view = {nullptr, type, num_layers, num_blocks, block_size, num_kv_heads, head_dim, is_latent};
     memory = AlignedMemory(view.total_bytes(), true);
     view.base = memory.data();
   }
@@ -286,9 +286,10 @@ struct TestSamplingTable {
 void bind_cpu_paged(py::module_& m) {
   py::module_ k = m.def_submodule("paged_kernels", "Paged-cache kernels, for tests and benches.");
   py::class_<PagedCache>(k, "Cache")
-      .def(py::init<int32_t, int32_t, int32_t, int32_t, int32_t, std::string>(), py::kw_only(),
-           py::arg("num_layers"), py::arg("num_blocks"), py::arg("block_size"),
-           py::arg("num_kv_heads"), py::arg("head_dim"), py::arg("dtype"))
+      .def(py::init<int32_t, int32_t, int32_t, int32_t, int32_t, std::string, bool>(),
+           py::kw_only(), py::arg("num_layers"), py::arg("num_blocks"), py::arg("block_size"),
+           py::arg("num_kv_heads"), py::arg("head_dim"), py::arg("dtype"),
+           py::arg("is_latent") = false)
       .def_property_readonly("memory", [](py::object self) {
         const PagedCache& cache = self.cast<const PagedCache&>();
         return py::array_t<uint8_t>({cache.memory.num_bytes()}, cache.memory.data(), self);

@@ -178,14 +178,16 @@ bool is_finite(const py::array& values) {
 }
 
 KvCacheView cache_shape(int32_t num_layers, int32_t num_blocks, int32_t block_size,
-                        int32_t num_kv_heads, int32_t head_dim, const std::string& dtype) {
+                        int32_t num_kv_heads, int32_t head_dim, const std::string& dtype,
+                        bool is_latent) {
   return {.base = nullptr,
           .dtype = parse_dtype(dtype),
           .num_layers = num_layers,
           .num_blocks = num_blocks,
           .block_size = block_size,
           .num_kv_heads = num_kv_heads,
-          .head_dim = head_dim};
+          .head_dim = head_dim,
+          .is_latent = is_latent};
 }
 
 py::tuple read_block(const KvCache& cache, int32_t layer, int32_t block) {
@@ -209,7 +211,9 @@ py::tuple read_block(const KvCache& cache, int32_t layer, int32_t block) {
         keys.mutable_at(token, head, dim) =
             element(view.key(layer, block, head), view.key_element(token, dim), token);
         values.mutable_at(token, head, dim) =
-            element(view.value(layer, block, head), view.value_element(token, dim), token);
+            view.is_latent
+                ? keys.at(token, head, dim)
+                : element(view.value(layer, block, head), view.value_element(token, dim), token);
       }
     }
   }
@@ -255,21 +259,23 @@ uint64_t checksum_of(const py::buffer& content) {
 void bind_kv_cache(py::module_& m) {
   py::class_<KvCache>(m, "KvCache")
       .def(py::init([](int32_t num_layers, int32_t num_blocks, int32_t block_size,
-                       int32_t num_kv_heads, int32_t head_dim, const std::string& dtype) {
-             return std::make_unique<KvCache>(
-                 cache_shape(num_layers, num_blocks, block_size, num_kv_heads, head_dim, dtype));
+                       int32_t num_kv_heads, int32_t head_dim, const std::string& dtype,
+                       bool is_latent) {
+             return std::make_unique<KvCache>(cache_shape(
+                 num_layers, num_blocks, block_size, num_kv_heads, head_dim, dtype, is_latent));
            }),
            py::kw_only(), py::arg("num_layers"), py::arg("num_blocks"), py::arg("block_size"),
-           py::arg("num_kv_heads"), py::arg("head_dim"), py::arg("dtype"))
+           py::arg("num_kv_heads"), py::arg("head_dim"), py::arg("dtype"),
+           py::arg("is_latent") = false)
       .def_static(
           "block_bytes",
           [](int32_t num_layers, int32_t block_size, int32_t num_kv_heads, int32_t head_dim,
-             const std::string& dtype) {
-            return cache_shape(num_layers, 1, block_size, num_kv_heads, head_dim, dtype)
+             const std::string& dtype, bool is_latent) {
+            return cache_shape(num_layers, 1, block_size, num_kv_heads, head_dim, dtype, is_latent)
                 .total_bytes();
           },
           py::kw_only(), py::arg("num_layers"), py::arg("block_size"), py::arg("num_kv_heads"),
-          py::arg("head_dim"), py::arg("dtype"))
+          py::arg("head_dim"), py::arg("dtype"), py::arg("is_latent") = false)
       .def_property_readonly("head_dim", [](const KvCache& c) { return c.view().head_dim; })
       .def_property_readonly("num_bytes", &KvCache::num_bytes)
       .def_property_readonly(

@@ -258,7 +258,7 @@ struct HeadLinearArgs : LinearArgs {};
 // Normalise (optional, per head), rotate, write K and V to the cache, q to its own buffer.
 struct RopeCacheArgs {
   const float* qkv = nullptr;  // [T, (hq + 2 hkv) * d]: q heads, k heads, v heads
-  // [T, d] or null: the one k head, and, as it is, v head; qkv has q heads alone then.
+  // [T, d] or null: the one k head, of a latent cache; qkv has q heads alone then.
   const float* latent = nullptr;
   int32_t num_q_heads = 0;
   KvCacheView cache;

@@ -292,6 +292,7 @@ ValueId Graph::rope_cache_write(ValueId qkv, cpu::RopeCacheArgs args, ValueId la
   check_operand(qkv, DType::kF32,
                 static_cast<int64_t>(args.num_q_heads + num_rest) * cache.head_dim,
                 "rope_cache_write");
+  LMI_CHECK(cache.is_latent == (latent >= 0), "a latent goes with a cache of keys alone");
   if (latent >= 0) {
     check_operand(latent, DType::kF32, cache.head_dim, "rope_cache_write's latent");
     LMI_CHECK(cache.num_kv_heads == 1, "a latent is one head, of ", cache.num_kv_heads);

@@ -1,6 +1,7 @@
 // How K and V of one block lie in memory on the CPU.
 //
-// A layer holds [num_blocks] blocks; a block holds K then V:
+// A layer holds [num_blocks] blocks; a block holds K then V, or K alone, whose rows are the values,
+// too (a latent cache):
 //
 //   K, bf16: [kv_heads][block/16][head_dim/2][16 tokens][2]
 //   K, fp32: [kv_heads][block/16][head_dim][16 tokens]
@@ -30,6 +31,7 @@ struct KvCacheView {
   int32_t block_size = 0;
   int32_t num_kv_heads = 0;
   int32_t head_dim = 0;  // even
+  bool is_latent = false;
 
   // Bytes of K (or of V) of one head of one block, scales included.
   int64_t head_bytes() const {
@@ -38,7 +40,7 @@ struct KvCacheView {
   }
   // Where the scales lie in them, int8.
   int64_t scale_offset() const { return static_cast<int64_t>(block_size) * head_dim; }
-  int64_t block_bytes() const { return 2 * num_kv_heads * head_bytes(); }
+  int64_t block_bytes() const { return (is_latent ? 1 : 2) * num_kv_heads * head_bytes(); }
   int64_t layer_bytes() const { return num_blocks * block_bytes(); }
   int64_t total_bytes() const { return num_layers * layer_bytes(); }
 

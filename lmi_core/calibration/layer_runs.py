@@ -106,6 +106,7 @@ class LayerRuns:
             num_kv_heads=attention.num_kv_heads,
             head_dim=attention.head_dim,
             dtype="fp32",
+            is_latent=attention.latent is not None,
         )
         self._decoder = _LayerDecoder(spec, without_layers, self._cache, self.max_tokens)
         self._worker = _native.Worker(num_threads or _native.num_physical_cores())

@@ -106,9 +106,9 @@ class Supervisor:
         await asyncio.gather(*(place.stop(kill=kill) for place in places))
 
     def scale(self, num_copies: int) -> None:
-        """Run another number of copies from now on, in the background. All are replaced, one after
-        the other, where each gets another share of the cores; none goes before the next one is
-        there."""
+        """Run another number of copies from now on, in the background: more are started together.
+        All are replaced, one after the other, where each gets another share of the cores; none goes
+        before the next one is there."""
         if num_copies != self.num_wanted:
             self.num_wanted = num_copies
             task = asyncio.create_task(self._rescale())
@@ -128,20 +128,29 @@ class Supervisor:
         num_copies = self.num_wanted
         kept = [place for place in self._places if place.has_its_cores]
         outdated = [place for place in self._places if place not in kept]
-        free = iter(sorted(set(range(num_copies)) - {place.number for place in kept}))
-        for _ in range(num_copies - len(kept)):
-            place = self._new_place(next(free))
-            try:
-                await place.launch(None)
-            except BaseException:
-                self._places.remove(place)
-                await place.stop(kill=True)
-                raise
-            place.keep()
+        free = sorted(set(range(num_copies)) - {place.number for place in kept})
+        new = free[: max(0, num_copies - len(kept))]
+        if not outdated:
+            results = await asyncio.gather(*map(self._add, new), return_exceptions=True)
+            for failure in results:
+                if failure is not None:
+                    raise failure
+        for number in new if outdated else ():
+            await self._add(number)
             if outdated:
                 await self._retire(outdated.pop(0))
         for place in [*outdated, *kept[num_copies:]]:
             await self._retire(place)
+
+    async def _add(self, number: int) -> None:
+        place = self._new_place(number)
+        try:
+            await place.launch(None)
+        except BaseException:
+            self._places.remove(place)
+            await place.stop(kill=True)
+            raise
+        place.keep()
 
     @property
     def is_scaling(self) -> bool:

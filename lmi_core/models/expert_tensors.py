@@ -10,12 +10,23 @@ import numpy as np
 from lmi_core.models.spec import DecoderSpec, ExpertSpec
 from lmi_core.models.weight_names import ExpertLayout
 from lmi_core.weights.formats import FloatArray
+from lmi_core.weights.fp8_checkpoint import FP8_ENDINGS
 from lmi_core.weights.matrix import Matrix, dense, rows_of
 from lmi_core.weights.mxfp4 import MXFP4_BLOCK, decode_mxfp4, mxfp4_matrix
 from lmi_core.weights.safetensors_file import TensorInfo
 
 STACKED: tuple[ExpertLayout, ...] = ("stacked", "stacked_rows")
 """Whose tensors ``ExpertNames`` names in whole."""
+EACH: tuple[ExpertLayout, ...] = ("each", "each_in_turns")
+"""Of which every expert has linears of its own."""
+_PUBLISHED_APART = {
+    "mlp.experts.gate_up_proj": {
+        "router": "mlp.router.linear",
+        "gate": "mlp.experts.gate_up_projs.{expert}",
+        "down": "mlp.experts.down_projs.{expert}",
+    }
+}
+"""By what common tensors are called: what Unsloth and GPTQModel call linears of each expert."""
 
 
 def expert_shapes(experts: ExpertSpec, hidden: int) -> dict[str, tuple[int, ...]]:
@@ -30,19 +41,21 @@ def expert_shapes(experts: ExpertSpec, hidden: int) -> dict[str, tuple[int, ...]
         shapes |= dict.fromkeys(gate_up_names(experts), (count, inner, hidden))
         shapes |= dict.fromkeys(down_names(experts), (count, hidden, inner))
         if experts.bias:
-            shapes |= {stacked_bias(name): shapes[name][:2] for name in gate_up_names(experts)}
-            shapes |= {stacked_bias(name): shapes[name][:2] for name in down_names(experts)}
+            shapes |= {bias_beside(name): shapes[name][:2] for name in gate_up_names(experts)}
+            shapes |= {bias_beside(name): shapes[name][:2] for name in down_names(experts)}
     elif experts.layout == "stacked_rows":
         all_names = [*gate_up_names(experts), *down_names(experts)]
         shapes |= dict.fromkeys(all_names, (count * inner, hidden))
-    elif experts.layout != "each":
+    elif experts.layout not in EACH:
         shapes |= _merged_shapes(names.merged_gate_up, experts, 2 * inner, hidden)
         shapes |= _merged_shapes(names.merged_down, experts, hidden, inner)
     else:
-        for name in gate_up_names(experts):
-            shapes[name] = (inner, hidden)
-        for name in down_names(experts):
-            shapes[name] = (hidden, inner)
+        num_outputs = inner if experts.layout == "each" else 2 * inner
+        own = dict.fromkeys(gate_up_names(experts), (num_outputs, hidden))
+        own |= dict.fromkeys(down_names(experts), (hidden, inner))
+        shapes |= own
+        if experts.bias:
+            shapes |= {bias_beside(name): shape[:1] for name, shape in own.items()}
     if experts.gates_shared:
         size = experts.shared_size
         shapes[f"{names.shared_router}.weight"] = (1, hidden)
@@ -72,12 +85,13 @@ def gate_up_names(experts: ExpertSpec) -> list[str]:
     names = experts.names
     if experts.layout in STACKED:
         return [names.gate, names.up]
-    if experts.layout != "each":
+    if experts.layout not in EACH:
         return _merged_names(names.merged_gate_up, experts)
+    parts = (names.gate, names.up) if experts.layout == "each" else (names.gate,)
     return [
         f"{name.format(expert=expert)}.weight"
         for expert in range(experts.num_experts)
-        for name in (names.gate, names.up)
+        for name in parts
     ]
 
 
@@ -85,7 +99,7 @@ def down_names(experts: ExpertSpec) -> list[str]:
     names = experts.names
     if experts.layout in STACKED:
         return [names.down]
-    if experts.layout != "each":
+    if experts.layout not in EACH:
         return _merged_names(names.merged_down, experts)
     return [f"{names.down.format(expert=i)}.weight" for i in range(experts.num_experts)]
 
@@ -128,27 +142,25 @@ def expert_parts(
 ) -> list[list[Matrix]]:
     """Each expert's parts of ``gate_up_names``' or ``down_names``' tensors. ``as_blocks``: MXFP4
     stays as it is."""
-    if experts.layout in STACKED:
+    if experts.layout in (*STACKED, "merged"):
         return _stacked_parts(experts, matrices, num_parts)
     if experts.layout == "each":
         return [matrices[i : i + num_parts] for i in range(0, len(matrices), num_parts)]
-    merged = dense(matrices)
-    if experts.layout == "merged":
-        return [[matrix] for matrix in merged[0]]
-    whole: Iterable[Matrix] = (matrix.T for matrix in merged[0])
-    if experts.layout == "mxfp4":
+    whole: Iterable[Matrix] = matrices
+    if experts.layout == "interleaved":
+        whole = (matrix.T for matrix in dense(matrices)[0])
+    elif experts.layout == "mxfp4":
         decode = mxfp4_matrix if as_blocks else decode_mxfp4
-        whole = (decode(*expert) for expert in zip(*merged, strict=True))
+        whole = (decode(*expert) for expert in zip(*dense(matrices), strict=True))
     return [[_every(matrix, i, num_parts) for i in range(num_parts)] for matrix in whole]
 
 
 def _every(matrix: Matrix, first: int, step: int) -> Matrix:
-    rows = rows_of(matrix, slice(first, None, step))
-    return np.ascontiguousarray(rows) if isinstance(rows, np.ndarray) else rows
+    return rows_of(matrix, np.arange(first, len(matrix), step))
 
 
-def stacked_bias(name: str) -> str:
-    """Of a stacked tensor, [experts, outputs]."""
+def bias_beside(name: str) -> str:
+    """Of a linear, or of a stacked tensor, [experts, outputs]."""
     return f"{name.removesuffix('weight')}bias"
 
 
@@ -179,13 +191,29 @@ def with_layout(spec: DecoderSpec, tensors: Mapping[str, TensorInfo]) -> Decoder
     if experts is None or True not in experts.sparse:
         return spec
     prefix = spec.names.layer.format(layer=experts.sparse.index(True))
-    merged = prefix + experts.names.merged_gate_up
+    merged, names = prefix + experts.names.merged_gate_up, experts.names
     layout = experts.layout
     if merged in tensors and layout == "each":
         layout = "merged"
     elif f"{merged}_blocks" in tensors:
         layout = "mxfp4"
-    return replace(spec, experts=replace(experts, layout=layout))
+    elif layout == "interleaved" and any(name.startswith(f"{merged}s.0.") for name in tensors):
+        layout, names = "each_in_turns", replace(names, **_PUBLISHED_APART[names.merged_gate_up])
+    return replace(spec, experts=replace(experts, layout=layout, names=names))
+
+
+def unread_experts(
+    spec: DecoderSpec, shapes: Mapping[str, object], tensors: Mapping[str, TensorInfo]
+) -> str | None:
+    """The first of ``tensors`` that stands for a layer's experts together in a format that there
+    are no products of; None: there is none. ``shapes``: by the names that are read."""
+    if spec.experts is None or True not in spec.experts.sparse:
+        return None
+    prefix = spec.names.layer.format(layer=spec.experts.sparse.index(True))
+    parts = (spec.experts.names.merged_gate_up, spec.experts.names.merged_down)
+    merged = tuple(prefix + part.removesuffix(".weight") + end for part in parts for end in "._")
+    coded = (name for name in tensors if name.startswith(merged) and name not in shapes)
+    return next((name for name in coded if not name.endswith(FP8_ENDINGS)), None)
 
 
 def is_router(spec: DecoderSpec, name: str) -> bool:

@@ -8,11 +8,12 @@ import numpy as np
 
 from lmi_core import ops
 from lmi_core.models.expert_tensors import (
+    EACH,
+    bias_beside,
     bias_order,
     down_names,
     expert_parts,
     gate_up_names,
-    stacked_bias,
 )
 from lmi_core.models.slices import Slicing
 from lmi_core.models.spec import DecoderSpec, ExpertSpec
@@ -39,7 +40,10 @@ def load_experts(
         if not experts.bias:
             return Linear(weight)
         if experts.layout == "stacked":
-            bias = np.concatenate([reader.vector(stacked_bias(name)) for name in tensors], axis=1)
+            bias = np.concatenate([reader.vector(bias_beside(name)) for name in tensors], axis=1)
+        elif experts.layout in EACH:
+            each = [reader.vector(bias_beside(name)) for name in tensors]
+            bias = bias_order(experts, np.concatenate(each))
         else:
             bias = bias_order(experts, reader.vector(f"{prefix}{names.merged_gate_up}_bias"))
         bias = bias.reshape(experts.num_experts, 2, -1)[:, :, own]
@@ -52,9 +56,11 @@ def load_experts(
         weight = reader.experts(tensors, split, gated=False, inputs=inputs)
         if not experts.bias:
             return Linear(weight)
-        is_stacked = experts.layout == "stacked"
-        name = stacked_bias(tensors[0]) if is_stacked else f"{prefix}{names.merged_down}_bias"
-        return Linear(weight, reader.vector(name).ravel() if slicing.rank == 0 else None)
+        biases = [f"{prefix}{names.merged_down}_bias"]
+        if experts.layout in ("stacked", *EACH):
+            biases = [bias_beside(name) for name in tensors]
+        read = [reader.vector(name).ravel() for name in biases]
+        return Linear(weight, np.concatenate(read) if slicing.rank == 0 else None)
 
     routed = Experts(
         router=reader.linear([prefix + names.router], format=reader.packing.weight_format),

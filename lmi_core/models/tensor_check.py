@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from lmi_core.errors import ModelError
+from lmi_core.models.expert_tensors import unread_experts
 from lmi_core.models.spec import DecoderSpec
 from lmi_core.models.weight_names import WeightNames
 from lmi_core.weights.checkpoint import Checkpoint
@@ -28,6 +30,13 @@ def check_tensors(
 ) -> None:
     """Raise ModelError unless ``tensors`` are exactly what ``spec`` needs, which has ``shapes``,
     and ``kv_scales``: all faults at once."""
+    if (unread := unread_experts(spec, shapes, tensors)) is not None:
+        raise ModelError(
+            f"{path}: {unread} is of experts in common tensors, of which floats, fp8 (not "
+            "transposed) and gpt-oss's MXFP4 can be read: fetch a checkpoint whose experts have "
+            "tensors of their own, or are in one of these",
+            field="model",
+        )
     names = spec.names
     known: set[str] = set()
     problems = []
@@ -36,7 +45,7 @@ def check_tensors(
             problems += quantized.problems(name)
             known |= quantized.tensors_of(name).keys()
         else:
-            problems += _problems(name, shape, names, tensors)
+            problems += _problems(name, shape, spec, tensors)
             known.add(name)
     scales = [tensors[name] for name in kv_scales]
     problems += [_dtype_problem(tensor) for tensor in scales if not _is_float(tensor)]
@@ -79,14 +88,17 @@ def without_heads(
 
 
 def _problems(
-    name: str, shape: tuple[int, ...], names: WeightNames, tensors: Mapping[str, TensorInfo]
+    name: str, shape: tuple[int, ...], spec: DecoderSpec, tensors: Mapping[str, TensorInfo]
 ) -> list[str]:
     tensor = tensors.get(name)
     if tensor is None:
         return [f"missing: {name} {list(shape)}"]
     if tensor.shape != shape:
         return [f"wrong shape: {name} is {list(tensor.shape)}, expected {list(shape)}"]
-    if tensor.dtype in FP8_DTYPES and len(shape) == 2 and name != names.embedding:
+    may_be_fp8 = (len(shape) == 2 and name != spec.names.embedding) or (
+        len(shape) == 3 and spec.experts is not None and spec.experts.layout == "merged"
+    )
+    if tensor.dtype in FP8_DTYPES and may_be_fp8:
         problem = scale_problem(tensor, tensors)
         return [problem] if problem else []
     if tensor.dtype in BLOCK_TYPES and len(shape) > 1:

@@ -265,7 +265,7 @@ class TensorReader:
                 f"{scale.path}: {scale.name} holds a scale that isn't finite; it is damaged",
                 field="model",
             )
-        codes = self._view(name).view(np.uint8)
+        codes = self._view(name).view(np.uint8).reshape(-1, tensor.shape[-1])
         return Fp8Matrix(codes, expand_scales(scales, tensor.shape), FP8_DTYPES[tensor.dtype])
 
     def _stored_as(self, weight: str) -> Sequence[str]:

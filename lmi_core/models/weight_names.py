@@ -10,8 +10,11 @@ QkvLayout = Literal["blocks", "grouped", "codegen"]
 queries, key and value; or CodeGen's four shards of queries, values and keys."""
 
 
-ExpertLayout = Literal["each", "merged", "interleaved", "mxfp4", "stacked", "stacked_rows"]
-"""How a checkpoint holds experts: a linear for each matrix of each of them; or all in one tensor
+ExpertLayout = Literal[
+    "each", "each_in_turns", "merged", "interleaved", "mxfp4", "stacked", "stacked_rows"
+]
+"""How a checkpoint holds experts: a linear for each matrix of each of them; or one for the down of
+each and one for its gate and up, in turns; or all in one tensor
 [experts, 2 inner, hidden] of gate and up, and one [experts, hidden, inner] of down; or those
 [experts, hidden, 2 inner] and [experts, inner, hidden], gate and up in turns; or the same, not
 transposed, as blocks of 32 floats of 4 bits, two in a byte, and their scales; or three tensors:

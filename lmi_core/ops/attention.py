@@ -22,7 +22,8 @@ def rope_cache_write(
     """Norm (optional) and rotate heads, write K and V to the cache, return q.
 
     fp32 qkv [T, (hq + 2 hkv) d] -> act q [T, hq d]. cos, sin: [positions, rotary / 2]. ``latent``:
-    fp32 [T, d], the one key, and, not rotated, value; ``qkv`` holds queries alone then.
+    fp32 [T, d], the one key, which is the value, too, of a cache of keys alone; ``qkv`` holds
+    queries alone then.
     """
     q = qkv.graph.value("q", "act", num_q_heads * cache.head_dim, "T")
     qkv.graph.add(

@@ -18,7 +18,10 @@ FP8_DTYPES: dict[str, Literal["e4m3", "e5m2"]] = {"F8_E4M3": "e4m3", "F8_E5M2": 
 """What they are called in files."""
 _SCALE_DTYPES = ("F32", "F16", "BF16")
 _SCALES = ("_scale", "_scale_inv")
-_BESIDE = (".weight_scale", ".weight_scale_inv", ".input_scale")
+FP8_ENDINGS = (
+    *(".weight_scale", ".weight_scale_inv", ".input_scale"),
+    *("_proj_scale", "_proj_scale_inv", "_activation_scale", "_proj_input_scale"),
+)
 """Endings of tensors that go with fp8 matrices, or say what we find out ourselves."""
 
 
@@ -55,4 +58,4 @@ def scale_problem(weight: TensorInfo, tensors: Mapping[str, TensorInfo]) -> str 
 
 def goes_with_fp8(name: str) -> bool:
     """Whether a tensor of this name may stand beside fp8 matrices."""
-    return name.endswith(_BESIDE)
+    return name.endswith(FP8_ENDINGS)

@@ -66,20 +66,27 @@ class Fp8Matrix:
 
 def expand_scales(scales: FloatArray, shape: tuple[int, ...]) -> FloatArray:
     """Scales of a matrix of ``shape`` (one, one per output, or one per block, as ``are_scales``
-    wants them) as ``Fp8Matrix`` has them."""
+    wants them) as ``Fp8Matrix`` has them; of several in one tensor, one after the other."""
+    if len(shape) > 2:
+        if scales.size == 1:
+            scales = np.broadcast_to(scales.reshape(1), shape[:1])
+        return np.concatenate([expand_scales(np.asarray(own), shape[1:]) for own in scales])
     num_outputs = shape[0]
     if scales.size == 1:
         return np.broadcast_to(scales.reshape(1, 1), (num_outputs, 1))
-    if scales.size == num_outputs:
+    if scales.shape in ((num_outputs,), (num_outputs, 1)):
         return scales.reshape(num_outputs, 1)
     return np.repeat(scales, FP8_BLOCK, axis=0)[:num_outputs]
 
 
 def are_scales(scales: tuple[int, ...], shape: tuple[int, ...]) -> bool:
-    """Whether scales of shape ``scales`` go with a matrix of ``shape``."""
-    num_outputs, num_inputs = shape
+    """Whether scales of shape ``scales`` go with a matrix of ``shape``, or with several."""
+    *count, num_outputs, num_inputs = shape
     blocks = -(-num_outputs // FP8_BLOCK), -(-num_inputs // FP8_BLOCK)
-    return scales in ((), (1,), (1, 1), (num_outputs,), (num_outputs, 1), blocks)
+    of_each: tuple[tuple[int, ...], ...] = ((num_outputs,), (num_outputs, 1), blocks)
+    if count:
+        of_each = ((), (1,), (1, 1), *of_each)
+    return scales in ((), (1,), (1, 1), *((*count, *own) for own in of_each))
 
 
 def encode_e4m3(values: FloatArray) -> npt.NDArray[np.uint8]:

@@ -255,8 +255,10 @@ def test_tests_go_on_behind_one_that_ends_the_process(
     assert late["error"] == "not all tests ran: no time left"
 
 
-def test_every_file_with_gpu_tests_is_in_the_suite() -> None:
+def test_every_file_with_gpu_tests_is_in_the_suite(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each once."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    monkeypatch.setenv("PYTEST_PLUGINS", "pytest_timeout")
     root = Path(__file__).parents[2]
     command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-m", "gpu"]
     command += ["tests/ops", "tests/runners", "tests/adapters", "tests/structured"]

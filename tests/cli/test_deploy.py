@@ -20,6 +20,8 @@ from typing import Any
 import pytest
 
 from lmi_core.cli import DEMO_MODEL
+from lmi_core.config.resolve import examine
+from lmi_core.config.targets.host import Host
 from tests.cli.test_native import post
 from tests.ports import reserved_port
 
@@ -184,3 +186,28 @@ def test_compose_and_the_unit_start_the_same_command() -> None:
     unit = (DEPLOY / "lmi.service").read_text()
     assert "Type=notify" in unit
     assert re.search(r"^ExecStart=\S+/lmi serve", unit, re.MULTILINE)
+
+
+def test_the_cluster_of_ray_and_its_fronts_belong_together() -> None:
+    kinds = {each["kind"]: each for each in yaml.safe_load_all((DEPLOY / "ray.yaml").read_text())}
+    cluster, front = kinds["RayCluster"], kinds["Deployment"]["spec"]["template"]
+    assert kinds["Service"]["spec"]["selector"] == front["metadata"]["labels"]
+    (container,) = front["spec"]["containers"]
+    joining, serving = container["args"][0].split(" && ")
+    assert f"--address={cluster['metadata']['name']}-head-svc:6379" in joining
+    _, command, *argv = serving.removeprefix("exec ").split()
+    assert command == "serve"
+    report = examine([str(DEMO_MODEL), *argv], {}, Host())
+    assert not report.problems
+    (model,) = report.models
+    (copies,) = cluster["spec"]["workerGroupSpecs"]
+    assert (model.is_on_ray, model.placement.most_copies) == (True, 4)
+    assert copies["rayStartParams"]["num-cpus"] == str(model.get("option.num_threads"))
+    head = cluster["spec"]["headGroupSpec"]
+    pods = [front, head["template"], copies["template"]]
+    (image,) = {pod["spec"]["containers"][0]["image"] for pod in pods}
+    dockerfile = (DEPLOY / "ray.Dockerfile").read_text()
+    assert f"-t {image} " in dockerfile
+    assert f"FROM rayproject/ray:{cluster['spec']['rayVersion']}-" in dockerfile
+    paths = [pod["spec"]["containers"][0].get("volumeMounts") for pod in (front, pods[2])]
+    assert paths[0] == paths[1]

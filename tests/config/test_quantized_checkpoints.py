@@ -14,6 +14,7 @@ from .cases import LLAMA
 
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32}
+MARLIN = {"quant_method": "marlin", "group_size": 128}
 PACKED = {
     "quant_method": "compressed-tensors",
     "format": "pack-quantized",
@@ -88,7 +89,9 @@ def test_exl2_is_served(tmp_path, resolved):
         ("bitsandbytes4", BNB, "mapped", "quantize=bitsandbytes-fp4"),
         ("bitsandbytes", AWQ, "refused", "the checkpoint is quantised by awq already: leave it"),
         ("int8", BNB, "refused", "the checkpoint is quantised by bitsandbytes already: leave it"),
-        ("marlin", GPTQ, "refused", "checkpoints in Marlin's own order aren't read"),
+        ("marlin", GPTQ, "mapped", "quantize=gptq; with kernels of our own"),
+        ("marlin", MARLIN, "mapped", "quantize=gptq; with kernels of our own"),
+        ("gptq", MARLIN, "honoured", "quantize=gptq; the checkpoint is read as it is quantised"),
     ],
 )
 def test_options_and_checkpoints(model_dir, explained, written, quantization, outcome, text):
@@ -102,7 +105,7 @@ def test_options_and_checkpoints(model_dir, explained, written, quantization, ou
 @pytest.mark.parametrize(
     ("quantization", "message"),
     [
-        ({**AWQ, "version": "gemv"}, "quantization_config.version is 'gemv'; gemm can be read"),
+        ({**AWQ, "version": "llm"}, "quantization_config.version is 'llm'; gemm, gemv, gemv_fast"),
         ({**GPTQ, "bits": 5}, "quantization_config.bits is 5; "),
         ({**PACKED, "format": "marlin-24"}, "format is 'marlin-24'; in integers"),
     ],

@@ -49,6 +49,7 @@ class CacheShape:
     num_kv_heads: int = 2
     head_dim: int = 64
     dtype: str = "fp32"
+    is_latent: bool = False
 
     def __post_init__(self) -> None:
         self.native = _native.paged_kernels.Cache(
@@ -58,14 +59,16 @@ class CacheShape:
             num_kv_heads=self.num_kv_heads,
             head_dim=self.head_dim,
             dtype=self.dtype,
+            is_latent=self.is_latent,
         )
+        num_parts = 1 if self.is_latent else 2
         memory = self.native.memory
         self.step = 1 if self.dtype == "fp32" else 2
         if self.dtype == "int8":
             self.raw = memory.reshape(
                 self.num_layers,
                 self.num_blocks,
-                2,
+                num_parts,
                 self.num_kv_heads,
                 self.block_size * (self.head_dim + 4),
             )
@@ -75,7 +78,7 @@ class CacheShape:
         self.raw = elements.reshape(
             self.num_layers,
             self.num_blocks,
-            2,
+            num_parts,
             self.num_kv_heads,
             self.block_size * self.head_dim,
         )
@@ -112,6 +115,8 @@ class CacheShape:
 
     def values(self) -> npt.NDArray[np.generic]:
         """[layers, blocks, heads, block, dim], a copy."""
+        if self.is_latent:
+            return self.keys()
         step = self.step
         v = self.stored(1).reshape(
             *self.raw.shape[:2], self.num_kv_heads, self.block_size // step, self.head_dim, step
@@ -132,8 +137,10 @@ class CacheShape:
         step = self.step
         convert = to_bf16 if self.dtype == "bf16" else np.asarray
         if self.dtype == "int8":
-            k, v = self.encode(k, 0), self.encode(v, 1)
+            k = self.encode(k, 0)
+            v = v if self.is_latent else self.encode(v, 1)
         shape = self.raw.shape[:2]
+        flat = (*shape, self.num_kv_heads, self.block_size * self.head_dim)
         k = convert(k).reshape(
             *shape,
             self.num_kv_heads,
@@ -142,11 +149,12 @@ class CacheShape:
             self.head_dim // step,
             step,
         )
+        self.stored(0)[:] = np.moveaxis(k, 4, 5).reshape(flat)
+        if self.is_latent:
+            return
         v = convert(v).reshape(
             *shape, self.num_kv_heads, self.block_size // step, step, self.head_dim
         )
-        flat = (*shape, self.num_kv_heads, self.block_size * self.head_dim)
-        self.stored(0)[:] = np.moveaxis(k, 4, 5).reshape(flat)
         self.stored(1)[:] = np.moveaxis(v, 4, 5).reshape(flat)
 
 

@@ -8,7 +8,14 @@ import numpy.typing as npt
 import pytest
 
 from lmi_core import _native
-from tests.kernels.paged import LEVELS, CacheShape, as_float, reference_attention, to_bf16
+from tests.kernels.paged import (
+    KEY_GROUP,
+    LEVELS,
+    CacheShape,
+    as_float,
+    reference_attention,
+    to_bf16,
+)
 
 Runner = _native.paged_kernels.Runner
 Step = _native.paged_kernels.Step
@@ -114,6 +121,43 @@ def test_matches_reference(
         np.testing.assert_allclose(
             y, context.reference(seq, start, count), atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype]
         )
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("head_dim", "num_q_heads"), [(72, 16), (40, 1), (6, 5), (14, 60)])
+def test_keys_alone_give_the_bits_of_equal_values(
+    level: str, dtype: str, head_dim: int, num_q_heads: int
+) -> None:
+    lengths, contexts = [300, 1, 533, 17], []
+    for is_latent in (False, True):
+        shape = {"num_kv_heads": 1, "head_dim": head_dim, "dtype": dtype, "is_latent": is_latent}
+        context = Context(lengths, num_q_heads=num_q_heads, num_layers=2, **shape)
+        cache = context.cache
+        rows = np.random.default_rng(1).standard_normal(
+            (2, cache.num_blocks, 1, cache.block_size, head_dim), np.float32
+        )
+        cache.write(rows, rows)
+        contexts.append(context)
+    assert 2 * contexts[1].cache.raw.size == contexts[0].cache.raw.size
+    steps = [(0, 0, 300), (1, 0, 1), (2, 528, 5), (3, 10, 7)], [(0, 298, 1), (2, 532, 1)]
+    for step in steps:
+        both, alone = (each.run(Runner(level, num_threads=2, stride=3), step) for each in contexts)
+        for wanted, y in zip(both, alone, strict=True):
+            np.testing.assert_array_equal(y, wanted)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_lies_behind_the_last_key_is_not_read(level: str, dtype: str) -> None:
+    context = Context([37], num_q_heads=4, num_kv_heads=1, dtype=dtype, head_dim=16, is_latent=True)
+    (wanted,) = context.run(Runner(level), [(0, 20, 17)])
+    cache = context.cache
+    block = int(context.tables[0][2])
+    stored = cache.stored(0)[context.layer, block, 0].reshape(-1, KEY_GROUP, cache.step)
+    stored[:, 5:] = np.frombuffer(b"\xff" * 4, stored.dtype)[0]  # NaN, where it isn't a code
+    (y,) = context.run(Runner(level), [(0, 20, 17)])
+    np.testing.assert_array_equal(y, wanted)
 
 
 @pytest.mark.parametrize("level", LEVELS)

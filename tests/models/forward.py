@@ -95,6 +95,7 @@ class EagerForward:
             head_dim=attention.head_dim,
             dtype=dtype,
             device=self.device,
+            is_latent=attention.latent is not None,
         )
         graph = Graph(dtype)  # type: ignore[arg-type]
         record(model, graph, cache, max_model_len)
@@ -132,6 +133,7 @@ class NativeForward:
             num_kv_heads=attention.num_kv_heads,
             head_dim=attention.head_dim,
             dtype=kv_dtype or dtype,
+            is_latent=attention.latent is not None,
         )
         capacity = {"max_tokens": MAX_TOKENS, "max_seqs": MAX_SEQS, "max_logit_rows": MAX_TOKENS}
         self.graph = _native.Graph(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,11 +17,13 @@ from lmi_core.models.loader import LoadedModel, load_model
 from lmi_core.ops.cpu import NativeWeights
 from lmi_core.weights.mxfp4 import decode_mxfp4
 from tests.checkpoints import cached_checkpoint, make_checkpoint
+from tests.integer_checkpoints import FORMS, quantize
 from tests.lora_adapters import write_adapter
 from tests.models.forward import NativeForward, TorchForward, all_logits
 from tests.ops.torch_store import TorchWeights
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
+save_torch_file = pytest.importorskip("safetensors.torch").save_file
 
 Tensors = dict[str, npt.NDArray[np.generic]]
 INPUTS = [list(range(4, 60)), [7, 300, 200]]
@@ -42,6 +45,13 @@ def write(path: Path, source: Path, tensors: Tensors, **config: object) -> Path:
 
 def test_merged_tensors_are_the_experts_of_each(tmp_path: Path) -> None:
     source = cached_checkpoint("qwen3_moe")
+    tensors = merged_experts(source)
+    merged = write(tmp_path / "merged", source, tensors)
+    np.testing.assert_array_equal(logits_of(merged), logits_of(source))
+
+
+def merged_experts(source: Path) -> Tensors:
+    """Qwen3-MoE's tensors as newer tools write them."""
     tensors = load_file(source / "model.safetensors")
     for layer in (0, 2):
         prefix = f"model.layers.{layer}.mlp.experts"
@@ -51,8 +61,121 @@ def test_merged_tensors_are_the_experts_of_each(tmp_path: Path) -> None:
         }
         tensors[f"{prefix}.gate_up_proj"] = np.concatenate([parts["gate"], parts["up"]], axis=1)
         tensors[f"{prefix}.down_proj"] = parts["down"]
-    merged = write(tmp_path / "merged", source, tensors)
-    np.testing.assert_array_equal(logits_of(merged), logits_of(source))
+    return tensors
+
+
+def in_fp8(weights: npt.NDArray[Any], form: str) -> tuple[Any, Any, npt.NDArray[np.float32]]:
+    """Several matrices' codes, their scales in ``form``, and what they stand for."""
+    count, num_outputs, num_inputs = weights.shape
+    shape = {
+        "whole": (1,),
+        "expert": (count, 1, 1),
+        "row": (count, num_outputs, 1),
+        "block": (count, -(-num_outputs // 128), -(-num_inputs // 128)),
+    }[form]
+    random = np.random.default_rng(len(form))
+    scales = random.uniform(0.01, 0.03, shape).astype(np.float32)
+    spread = scales.repeat(128, 1).repeat(128, 2) if form == "block" else scales
+    rows = spread[..., :num_outputs, :num_inputs] if form == "block" else spread
+    codes = torch.from_numpy(weights / rows).to(torch.float8_e4m3fn)
+    return codes, torch.from_numpy(scales), codes.float().numpy() * rows
+
+
+@pytest.mark.parametrize("form", ["whole", "expert", "row", "block"])
+def test_merged_tensors_may_be_in_fp8(form: str, tmp_path: Path) -> None:
+    shape = {"hidden_size": 128, "moe_intermediate_size": 128}
+    source = make_checkpoint(tmp_path / "source", "qwen3_moe", **shape)
+    floats = merged_experts(source)
+    coded = {name: torch.from_numpy(values) for name, values in floats.items()}
+    for name in [name for name in floats if name.endswith(("gate_up_proj", "down_proj"))]:
+        if floats[name].ndim == 3:
+            coded[name], scales, floats[name] = in_fp8(floats[name], form)
+            coded[f"{name}_scale_inv"] = scales
+    coded["model.layers.0.mlp.experts.down_proj_activation_scale"] = torch.ones(8)
+    plain = write(tmp_path / "floats", source, floats)
+    path = write(tmp_path / "fp8", source, {}, quantization_config={"quant_method": "fp8"})
+    save_torch_file(coded, path / "model.safetensors")
+    model, exact = load_model(path, "fp32"), load_model(plain, "fp32")
+    assert model.quantize == "fp8"
+    for ours, theirs in zip(model.weights.layers, exact.weights.layers, strict=True):
+        if ours.experts is not None and theirs.experts is not None:
+            for part in ("gate_up", "down"):
+                found, wanted = (getattr(e, part).weight for e in (ours.experts, theirs.experts))
+                np.testing.assert_array_equal(found.unpack(), wanted.unpack())
+    wanted_logits = logits_of(exact)
+    np.testing.assert_allclose(
+        logits_of(model), wanted_logits, atol=1e-4 * wanted_logits.std(), rtol=0
+    )
+
+
+def apart(source: Path) -> Tensors:
+    """gpt-oss' experts as Unsloth and GPTQModel store them: linears of their own."""
+    tensors = load_file(source / "model.safetensors")
+    for name in [*tensors]:
+        if ".mlp.router." in name:
+            tensors[name.replace("router.", "router.linear.")] = tensors.pop(name)
+        elif ".mlp.experts." in name:
+            values, prefix = tensors.pop(name), name.removesuffix("_bias")
+            for expert, own in enumerate(values):
+                part = f"{prefix}s.{expert}."
+                own = own if name.endswith("_bias") else np.ascontiguousarray(own.T)
+                tensors[part + ("bias" if name.endswith("_bias") else "weight")] = own
+    return tensors
+
+
+def test_each_expert_may_have_one_linear_for_gate_and_up(tmp_path: Path) -> None:
+    source = cached_checkpoint("gpt_oss")
+    floats = apart(source)
+    plain = write(tmp_path / "floats", source, floats)
+    np.testing.assert_array_equal(logits_of(plain), logits_of(source))
+    coded = {name: torch.from_numpy(values) for name, values in floats.items()}
+    form = FORMS["gptq"]
+    for name in [name for name in floats if "_projs." in name and name.endswith("weight")]:
+        matrix = quantize(floats[name], form)
+        floats[name] = matrix.matrix
+        module = name.removesuffix("weight")
+        coded |= {module + suffix: each for suffix, each in form.write(matrix).items()}
+        del coded[name]
+    exact = load_model(write(tmp_path / "exact", source, floats))
+    path = write(tmp_path / "gptq", source, {}, quantization_config=form.config)
+    save_torch_file({n: t.contiguous() for n, t in coded.items()}, path / "model.safetensors")
+    model = load_model(path)
+    assert model.quantize == "int4"
+    ours, theirs = model.weights.layers[1].experts, exact.weights.layers[1].experts
+    assert ours is not None
+    assert theirs is not None
+    for part in ("gate_up", "down"):
+        found, wanted = (getattr(each, part).weight.unpack() for each in (ours, theirs))
+        np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize(
+    ("variant", "suffix", "problem"),
+    [
+        ("qwen3_moe", ".qweight", r"gate_up_proj\.qweight is of experts in common tensors, of whi"),
+        ("qwen3_moe", "_packed", r"gate_up_proj_packed is of experts in common tensors"),
+        ("gpt_oss", "_quant_state", r"gate_up_proj_quant_state is of experts in common tensors"),
+        ("gpt_oss", "", r"wrong dtype: .*gate_up_proj is F8_E4M3, must be F32, F16 or BF16"),
+    ],
+)
+def test_other_formats_of_common_tensors_are_refused(
+    variant: str, suffix: str, problem: str, tmp_path: Path
+) -> None:
+    source = cached_checkpoint(variant)
+    found = (
+        merged_experts(source)
+        if variant == "qwen3_moe"
+        else load_file(source / "model.safetensors")
+    )
+    tensors = {name: torch.from_numpy(values) for name, values in found.items()}
+    name = "model.layers.0.mlp.experts.gate_up_proj"
+    codes = torch.zeros(4, 4, dtype=torch.int32) if suffix else tensors[name]
+    codes = codes if suffix else codes.to(torch.float8_e4m3fn)
+    tensors[f"{name}{suffix}"] = codes
+    path = write(tmp_path / "model", source, {})
+    save_torch_file(tensors, path / "model.safetensors")
+    with pytest.raises(ModelError, match=problem):
+        load_model(path)
 
 
 def test_mxfp4_is_what_it_stands_for(tmp_path: Path) -> None:

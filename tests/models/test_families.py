@@ -20,6 +20,7 @@ from tests.checkpoints import (
     EOS_ID,
     FAMILIES,
     SHAPE,
+    VARIANTS,
     cached_checkpoint,
     draw_weights,
     make_checkpoint,
@@ -118,7 +119,7 @@ def test_bf16_error_is_close_to_that_of_transformers(variant: str, backend: str)
     assert rms(logits - exact) <= 1.5 * rms(theirs - exact)
 
 
-@pytest.mark.parametrize("variant", FAMILIES)
+@pytest.mark.parametrize("variant", [*FAMILIES, *VARIANTS])
 def test_same_bits_in_any_batch(variant: str) -> None:
     for dtype, stored in (("fp32", "float32"), ("bf16", "bfloat16")):
         forward = make_forward("native", variant, dtype, stored)
@@ -127,7 +128,7 @@ def test_same_bits_in_any_batch(variant: str) -> None:
 
 
 @pytest.mark.parametrize("quantize", ["int8", "int4"])
-@pytest.mark.parametrize("variant", FAMILIES)
+@pytest.mark.parametrize("variant", [*FAMILIES, *VARIANTS])
 def test_quantised_logits_are_close(variant: str, quantize: Any) -> None:
     path = cached_checkpoint(variant)
     floats = load_model(path, "fp32", quantize=quantize, backend=Dequantised())
@@ -258,6 +259,17 @@ def test_settings_that_few_checkpoints_have(
     exact = np.concatenate(oracle_logits(oracle, inputs))
     logits = all_logits(NativeForward(load_model(path), MAX_MODEL_LEN, "fp32"), inputs, max_chunk=9)
     assert np.abs(np.concatenate(logits) - exact).max() <= 1e-4 * exact.std()
+
+
+@pytest.mark.parametrize(("served", "length"), [(256, 200), (512, 300)])
+def test_what_is_served_chooses_the_factors_of_long_rope(served: int, length: int) -> None:
+    """The lists that Transformers has for a text that fits into the original 256 tokens, and for
+    one that doesn't, also in the chunks of it that do."""
+    inputs = [np.random.default_rng(4).integers(4, 384, length).tolist()]
+    [exact] = oracle_logits(oracle_model("phi3", "float32", "float64"), inputs)
+    forward = NativeForward(load_model(cached_checkpoint("phi3")), served, "fp32")
+    [logits] = all_logits(forward, inputs, max_chunk=48)
+    assert np.abs(logits - exact).max() <= 1e-4 * exact.std()
 
 
 def test_contexts_end_where_queries_would_be_scaled(tmp_path: Path) -> None:

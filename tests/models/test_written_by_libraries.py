@@ -4,7 +4,8 @@
 then converted by gptqmodel 7.7.0) and compressed-tensors 0.20.0 from random matrices: each layer's
 tensors under its name, its quantization_config in the metadata, and under ``expected`` every
 seventh input column of what the library itself reads from them. ``modelopt`` is ``nvfp4`` in the
-Model Optimizer's names, with the inverse of its scale for the whole matrix.
+Model Optimizer's names, with the inverse of its scale for the whole matrix. Of AWQ's gemv,
+gemv_fast and marlin, which the library reads on GPUs alone, ``expected`` is what it was given.
 """
 
 import json
@@ -25,7 +26,15 @@ from lmi_core.weights.safetensors_file import TensorInfo, read_header
 
 FILE = Path(__file__).parent / "data" / "written_by_libraries.safetensors"
 TENSORS = read_header(FILE)
-DTYPES = {"F32": "<f4", "F16": "<f2", "I32": "<i4", "I64": "<i8", "I8": "i1", "F8_E4M3": "u1"}
+DTYPES = {
+    "F32": "<f4",
+    "F16": "<f2",
+    "I16": "<i2",
+    "I32": "<i4",
+    "I64": "<i8",
+    "I8": "i1",
+    "F8_E4M3": "u1",
+}
 DTYPES["U8"] = "u1"
 MOST_ROUNDING = 2**-11
 """Of an fp32 scale that is kept in fp16."""
@@ -56,6 +65,7 @@ def read(name):
         codes, scale = TENSORS[f"{name}.weight"], floats(TENSORS[f"{name}.weight_scale"])
         return Fp8Matrix(array(codes), expand_scales(scale, codes.shape)).to_float32()
     shape = (32, 64) if name.startswith(("awq", "gptq")) else (16, 64)
+    shape = (64, 256) if "marlin" in name else shape
     problems = [
         problem
         for part in layout.parts(name, shape)

@@ -126,6 +126,34 @@ def test_rope_cache_write(
     assert values.cpu()[untouched].isnan().all()
 
 
+def test_rope_cache_write_of_keys_alone(ops: ModuleType, device: torch.device) -> None:
+    case = PagedCase(((0, 2), (17, 1), (15, 3)), 4, 1, 24)
+    step = case.step(device)
+    qkv = random(case.num_tokens, 6 * 24).to(device)
+    angles = random(case.max_length, 4, seed=1)
+    results = []
+    for is_whole in (True, False):
+        keys, values = case.cache(device, torch.bfloat16, is_filled=False)
+        keys.zero_()
+        q = ops.rope_cache_write(
+            qkv if is_whole else qkv[:, : 5 * 24].contiguous(),
+            keys,
+            values if is_whole else None,
+            step.positions,
+            step.slots,
+            angles.cos().to(device),
+            angles.sin().to(device),
+            num_q_heads=4,
+            q_norm=None,
+            k_norm=None,
+            norm_eps=0.0,
+            out_dtype=torch.float32,
+        )
+        results.append((q, keys))
+    for whole, alone in zip(*results, strict=True):
+        assert torch.equal(whole, alone)
+
+
 def test_gather_rows(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     use_cuda_kernels(device, monkeypatch)
     from lmi_core.ops.kernels.cuda.rows import gather_rows

@@ -265,7 +265,8 @@ class TorchGraph:
                 k = rms_norm(k, norms[1], norm_eps)
             positions, slots = _index(run.step.positions), _index(run.step.slots)
             rotation = cos_table[positions].unsqueeze(1), sin_table[positions].unsqueeze(1)
-            cache.write(layer, slots, rotate(k, *rotation), v)
+            k = rotate(k, *rotation)
+            cache.write(layer, slots, k, v if latent is None else k)
             return rotate(q, *rotation).flatten(1).to(self._act)
 
         return compute

@@ -52,6 +52,16 @@ def test_the_estimate_is_what_is_taken(config: EngineConfig) -> None:
     assert info.arena_bytes / 4 < needs.workspace < 8 * info.arena_bytes
 
 
+def test_latent_attention_keeps_a_token_once() -> None:
+    config = EngineConfig(model=cached_checkpoint("deepseek_v2"), max_num_seqs=2, num_threads=1)
+    needs = estimate(find_model(config))
+    runner, _ = load_cpu_runner(config)
+    info = runner.info
+    runner.close()
+    row_bytes = 3 * (8 + 24) * 4  # layers, rotary part and latent, fp32
+    assert needs.kv_cache == info.kv_cache_bytes == info.num_blocks * info.block_size * row_bytes
+
+
 def test_what_does_not_fit_is_refused(config: EngineConfig, allow) -> None:  # type: ignore[no-untyped-def]
     needs = estimate(find_model(config))
     allow(needs.total)

@@ -151,14 +151,17 @@ CHAT_ROUTES = (
 )
 
 
-@pytest.mark.parametrize("path", CHAT_ROUTES)
+LOOPS = "{%% for i in range(%d) %%}{%% for j in range(%d) %%}{%% endfor %%}{%% endfor %%}x"
+LARGE = "{% for i in range(99999) %}{{ 'x' * 9999 }}{% endfor %}"
+
+
+# Each limit is tried on a route of each kind; that there are limits, on all of them.
 @pytest.mark.parametrize(
-    ("source", "is_served"),
+    ("path", "source", "is_served"),
     [
-        ("{% for i in range(1500) %}{% for j in range(1500) %}{% endfor %}{% endfor %}x", True),
-        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}x", False),
-        ("{% for i in range(99999) %}{{ 'x' * 9999 }}{% endfor %}", False),
-        (DOUBLING, False),
+        *((path, LOOPS % (1500, 1500), True) for path in CHAT_ROUTES),
+        *((path, LOOPS % (99999, 99999), False) for path in CHAT_ROUTES),
+        *((path, source, False) for path in CHAT_ROUTES[::2] for source in (LARGE, DOUBLING)),
     ],
 )
 def test_a_costly_chat_template(

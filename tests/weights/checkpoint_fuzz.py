@@ -9,75 +9,176 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
 
 from lmi_core.errors import ModelError
 from lmi_core.models.loader import find_model, load_weights
 from lmi_core.ops.cpu import NativeWeights
 from lmi_core.settings.engine_config import EngineConfig
+from lmi_core.weights.gguf.directory import model_directory
+from lmi_core.weights.gguf.file import read_gguf
+from tests import integer_checkpoints
+from tests.bitsandbytes_checkpoints import FORMS as BITSANDBYTES
 from tests.bitsandbytes_checkpoints import make_bitsandbytes_checkpoint
+from tests.checkpoints import cached_checkpoint, make_checkpoint, write_tokenizer
 from tests.exl2_checkpoints import make_exl2_checkpoint
+from tests.fp8_checkpoints import CONFIGS as FP8
 from tests.fp8_checkpoints import make_fp8_checkpoint
-from tests.integer_checkpoints import FORMS, OTHER_FORMS, make_integer_checkpoint
+from tests.gguf_files import BLOCKS, llama_metadata, llama_tensors, random_blocks, write_gguf
+from tests.integer_checkpoints import make_integer_checkpoint
+from tests.models.test_gguf_mixtures import converted, metadata
+from tests.weights.test_fp4_checkpoints import FORMS as FP4
 from tests.weights.test_fp4_checkpoints import make as make_fp4_checkpoint
+from tests.weights.test_kernel_layouts import FORMS as KERNELS
+from tests.weights.test_kernel_layouts import SHAPE
 
 Make = Callable[[Path], object]
-_INTEGERS = {
-    name: FORMS[name] if name in FORMS else OTHER_FORMS[name][0]
-    for name in ("awq", "int8", "packed-reordered", "gptq-reordered", "gptq-3", "gptq-8-groups")
-}
+_OTHERS = {name: form for name, (form, _) in integer_checkpoints.OTHER_FORMS.items()}
+
+
+def _made_beside(make: Callable[[Path], Path], path: Path) -> None:
+    make(path.parent / "made").rename(path)
+
+
+def _gpt_oss(path: Path) -> None:
+    """Its experts in MXFP4."""
+    source = cached_checkpoint("gpt_oss")
+    tensors = load_file(source / "model.safetensors")
+    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
+        num_experts, num_inputs, num_outputs = tensors.pop(name).shape
+        shape = num_experts, num_outputs, num_inputs // 32
+        tensors[f"{name}_blocks"] = torch.zeros((*shape, 16), dtype=torch.uint8)
+        tensors[f"{name}_scales"] = torch.full(shape, 122, dtype=torch.uint8)
+    _write(path, source, tensors, {"quant_method": "mxfp4"})
+
+
+def _fp8_experts(path: Path) -> None:
+    """In common tensors, with a scale for each."""
+    source = cached_checkpoint("granite_moe")
+    tensors = load_file(source / "model.safetensors")
+    for name in [name for name in tensors if name.endswith("put_linear.weight")]:
+        tensors[f"{name}_scale"] = torch.ones(len(tensors[name]), 1, 1)
+        tensors[name] = tensors[name].to(torch.float8_e4m3fn)
+    _write(path, source, tensors, {"quant_method": "fp8"})
+
+
+def _write(path: Path, source: Path, tensors: dict[str, torch.Tensor], settings: object) -> None:
+    path.mkdir()
+    save_file(tensors, path / "model.safetensors")
+    config = json.loads((source / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, "quantization_config": settings}))
+    write_tokenizer(path)
+
+
+def _gguf(path: Path, kind: str) -> None:
+    """A Llama whose layers' matrices are in blocks of one type."""
+    source = cached_checkpoint("llama2")
+    if BLOCKS[kind][0] == 256:
+        shape = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 1}
+        source = make_checkpoint(path.parent / "source", "llama2", **shape)
+    tensors, rng = llama_tensors(source, "F32"), np.random.default_rng(0)
+    for name, (_, shape, _) in tensors.items():
+        if len(shape) == 2 and name.startswith("blk."):
+            tensors[name] = kind, shape, random_blocks(kind, *shape, rng)
+    path.mkdir()
+    write_gguf(path / "model.gguf", llama_metadata(source), tensors)
+
+
+def _gguf_mixture(path: Path, variant: str) -> None:
+    tensors = {name: ("F32", values.shape, values) for name, values in converted(variant).items()}
+    path.mkdir()
+    write_gguf(path / "model.gguf", metadata(variant), tensors)
+
+
 SOUND: dict[str, Make] = {
     **{
-        name: lambda path, form=form: make_integer_checkpoint(path, form)  # type: ignore[misc]
-        for name, form in _INTEGERS.items()
+        name: partial(make_integer_checkpoint, form=form)
+        for name, form in (integer_checkpoints.FORMS | _OTHERS).items()
     },
     **{
-        name: lambda path, form=name: make_fp4_checkpoint(path.parent / "made", form).rename(path)  # type: ignore[misc]
-        for name in ("nvfp4", "mxfp4", "modelopt")
+        f"kernels-{name}": partial(make_integer_checkpoint, form=form, **SHAPE)
+        for name, form in KERNELS.items()
     },
-    "nf4": lambda path: make_bitsandbytes_checkpoint(path, "nf4 twice"),
-    "fp8": lambda path: make_fp8_checkpoint(path, "block"),
-    "exl2": lambda path: make_exl2_checkpoint(path.parent / "made").rename(path),
+    **{
+        f"bitsandbytes-{form}": partial(make_bitsandbytes_checkpoint, form=form)
+        for form in BITSANDBYTES
+    },
+    **{f"fp8-{form}": partial(make_fp8_checkpoint, form=form) for form in FP8},
+    **{form: partial(_made_beside, partial(make_fp4_checkpoint, form=form)) for form in FP4},
+    "exl2": partial(_made_beside, make_exl2_checkpoint),
+    "gpt-oss": _gpt_oss,
+    "fp8-experts": _fp8_experts,
+    **{f"gguf-{kind}": partial(_gguf, kind=kind) for kind in BLOCKS},
+    **{f"gguf-{name}": partial(_gguf_mixture, variant=name) for name in ("mixtral", "qwen2_moe")},
 }
+"""What makes a sound checkpoint of each format."""
 
 
 def mutate_and_read(path: Path, count: int, seed: int, *, loads: bool) -> int:
     """Change ``count`` copies of a checkpoint and read them; how many were refused. ``loads``: also
     their weights."""
     rng = np.random.default_rng(seed)
-    files = {file: file.read_bytes() for file in (path / "model.safetensors", path / "config.json")}
-    weights, settings = files
+    gguf = path / "model.gguf"
+    weights, settings = path / "model.safetensors", path / "config.json"
+    if gguf.exists():
+        return _mutate_gguf(gguf, count, rng, loads=loads)
+    files = {file: file.read_bytes() for file in (weights, settings)}
+    num_header_bytes = 8 + int.from_bytes(files[weights][:8], "little")
     num_refused = 0
     for trial in range(count):
         if trial % 5 == 0:
             settings.write_bytes(_other_settings(files[settings], rng))
         else:
-            weights.write_bytes(_mutated(files[weights], rng))
-        message = ""
-        try:
-            _read(path, loads=loads)
-        except ModelError as error:
-            message = str(error)
-        assert not message or str(path) in message or "model.layers" in message, message
-        num_refused += bool(message)
+            weights.write_bytes(_mutated(files[weights], num_header_bytes, rng))
+        num_refused += _is_refused(path, loads=loads)
         settings.write_bytes(files[settings])
         weights.write_bytes(files[weights])
     return num_refused
 
 
-def _mutated(original: bytes, rng: np.random.Generator) -> bytes:
-    """Its header, or anything; or cut off."""
+def _mutate_gguf(path: Path, count: int, rng: np.random.Generator, *, loads: bool) -> int:
+    original = path.read_bytes()
+    start = min(tensor.offset for tensor in read_gguf(path).tensors.values())
+    num_refused = 0
+    for _ in range(count):
+        path.write_bytes(_mutated(original, start, rng, num_ends=3000))
+        num_refused += _is_refused(path, loads=loads)
+    path.write_bytes(original)
+    return num_refused
+
+
+def _is_refused(path: Path, *, loads: bool) -> bool:
+    message = ""
+    try:
+        _read(path, loads=loads)
+    except ModelError as error:
+        message = str(error)
+    named = (str(path), "/lmi/gguf/model-", "model.layers", "blk.")
+    assert not message or any(name in message for name in named), message
+    return bool(message)
+
+
+def _mutated(
+    original: bytes, num_header_bytes: int, rng: np.random.Generator, num_ends: int = 0
+) -> bytes:
+    """Its header, of which ``num_ends`` bytes of either end are met more often, or anything; or cut
+    off."""
     raw = bytearray(original)
     if rng.integers(0, 8) == 0:
         return bytes(raw[: int(rng.integers(0, len(raw)))])
-    num_header_bytes = 8 + int.from_bytes(original[:8], "little")
-    most = num_header_bytes if rng.integers(0, 4) else len(raw)
+    ranges = [(0, num_header_bytes)] * 3 + [(0, len(raw))]
+    if num_ends:
+        ranges[:2] = [(0, num_ends), (max(0, num_header_bytes - num_ends), num_header_bytes)]
     for _ in range(rng.integers(1, 4)):
-        raw[int(rng.integers(0, most))] = rng.integers(256)
+        raw[int(rng.integers(*ranges[rng.integers(len(ranges))]))] = rng.integers(256)
     return bytes(raw)
 
 
@@ -93,8 +194,7 @@ def _other_settings(original: bytes, rng: np.random.Generator) -> bytes:
 
 
 def _read(path: Path, *, loads: bool) -> None:
-    config = EngineConfig(model=path)
-    found = find_model(config)
+    found = find_model(EngineConfig(model=model_directory(path)))
     found.quantized.check()
     if loads:
         load_weights(found, NativeWeights())
@@ -104,14 +204,19 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--files", type=int, default=10000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--formats", nargs="*", choices=[*SOUND], default=[*SOUND])
     arguments = parser.parse_args()
     logging.disable(logging.WARNING)
-    for name, make in SOUND.items():
+    for name in arguments.formats:
         with tempfile.TemporaryDirectory() as directory:
+            os.environ["XDG_CACHE_HOME"] = directory
             path = Path(directory) / "model"
-            make(path)
+            SOUND[name](path)
             refused = mutate_and_read(path, arguments.files, arguments.seed, loads=True)
-        print(f"{arguments.files} mutated checkpoints in {name}: {refused} refused, others read")
+        print(
+            f"{arguments.files} mutated checkpoints in {name}: {refused} refused, others read",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

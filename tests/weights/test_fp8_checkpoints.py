@@ -238,6 +238,15 @@ def test_the_configuration_knows_the_same_methods() -> None:
     assert known <= BACKENDS["lmi"].capabilities
 
 
+def test_scales_of_blocks_may_be_as_many_as_outputs() -> None:
+    """As of DeepSeek-V3's attention output: 7168 outputs of 16384 inputs."""
+    scales = np.arange(1, 257, dtype=np.float32).reshape(2, 128)
+    matrix = Fp8Matrix(np.full((256, 16384), 0x38, np.uint8), expand_scales(scales, (256, 16384)))
+    np.testing.assert_array_equal(
+        matrix.to_float32(), scales.repeat(128, axis=0).repeat(128, axis=1)
+    )
+
+
 def test_every_byte_is_decoded() -> None:
     codes = np.arange(256, dtype=np.uint8).reshape(2, 128)
     expected = torch.from_numpy(codes.copy()).view(torch.float8_e4m3fn).float().numpy()

@@ -95,11 +95,10 @@ def test_faults_name_the_tensor(
     ("form", "settings", "message"),
     [
         ("awq", {**AWQ, "bits": 8}, "quantization_config.bits is 8; AWQ checkpoints of 4 bits"),
-        ("awq", {**AWQ, "version": "gemv"}, "version is 'gemv'; gemm can be read"),
         ("awq", {**AWQ, "group_size": "32"}, "group_size is '32', but must be an integer"),
         ("awq", {**AWQ, "group_size": 0}, "group_size is 0, but must be an integer >= 1"),
         ("gptq", {**GPTQ, "bits": 5}, "bits is 5; 2, 3, 4, 8 can be read"),
-        ("gptq", {**GPTQ, "checkpoint_format": "marlin"}, "is 'marlin'; gptq and gptq_v2 can be"),
+        ("gptq", {**GPTQ, "checkpoint_format": "odd"}, "is 'odd'; gptq, gptq_v2, marlin can be"),
         ("gptq", {**GPTQ, "desc_act": 1}, "desc_act is 1, but must be true or false"),
         ("gptq", {**GPTQ, "group_size": 64}, r"scales is \[2, 64\], expected \[1, 64\]"),
         ("packed", compressed("marlin-24", 4), "is 'marlin-24'; in integers"),

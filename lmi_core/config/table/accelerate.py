@@ -106,7 +106,7 @@ QUANTIZE = {
         test="tests/config/test_quantized_checkpoints.py::test_exl2_is_served",
         capability="weights.exl2",
     ),
-    "marlin": refused("checkpoints in Marlin's own order aren't read: give the GPTQ or AWQ one"),
+    "marlin": _kernels("marlin", "gptq"),
 }
 """What the lmi engine does with each value of ``option.quantize``."""
 

@@ -57,6 +57,7 @@ CAPABILITIES = {
     "weights.fp8": "fp8 checkpoints",
     "weights.gguf": "GGUF files",
     "weights.gptq": "GPTQ checkpoints",
+    "weights.marlin": "checkpoints in Marlin's order",
     "weights.modelopt": "checkpoints of NVIDIA's Model Optimizer",
     "weights.mxfp4": "checkpoints with MXFP4 experts",
 }
@@ -137,6 +138,7 @@ BACKENDS = {
                 "weights.fp8",
                 "weights.gguf",
                 "weights.gptq",
+                "weights.marlin",
                 "weights.modelopt",
                 "weights.mxfp4",
             },

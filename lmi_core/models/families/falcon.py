@@ -24,10 +24,8 @@ NAMES = WeightNames(
 
 def read_spec(config: HfConfig) -> DecoderSpec:
     heads, bias = config.integer("num_attention_heads"), config.boolean("bias")
-    is_new, parallel = (
-        config.boolean("new_decoder_architecture"),
-        config.boolean("parallel_attn", True),
-    )
+    is_new = config.boolean("new_decoder_architecture")
+    parallel = config.boolean("parallel_attn", True)
     names, num_kv_heads = NAMES, 1 if config.boolean("multi_query", True) else heads
     num_kv_heads = config.integer("num_kv_heads", heads) if is_new else num_kv_heads
     if is_new and config.integer("num_ln_in_parallel_attn", 2) == 2:

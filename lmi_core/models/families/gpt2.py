@@ -7,15 +7,9 @@ from lmi_core.models.spec import DecoderSpec
 from lmi_core.models.weight_names import WeightNames
 from lmi_core.weights.hf_config import HfConfig
 
-KEYS = {
-    "hidden_size": "n_embd",
-    "num_hidden_layers": "n_layer",
-    "num_attention_heads": "n_head",
-    "intermediate_size": "n_inner",
-    "max_position_embeddings": "n_positions",
-    "hidden_act": "activation_function",
-    "rms_norm_eps": "layer_norm_epsilon",
-}
+KEYS = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"}
+KEYS |= {"intermediate_size": "n_inner", "max_position_embeddings": "n_positions"}
+KEYS |= {"hidden_act": "activation_function", "rms_norm_eps": "layer_norm_epsilon"}
 NAMES = WeightNames(
     embedding="transformer.wte.weight",
     positions="transformer.wpe.weight",
@@ -43,11 +37,7 @@ def read_spec(config: HfConfig) -> DecoderSpec:
     config.require("scale_attn_by_inverse_layer_idx", False)
     heads, hidden = config.integer("num_attention_heads"), config.integer("hidden_size")
     attention = attention_spec(
-        config,
-        num_kv_heads=heads,
-        scale=score_scale(config),
-        qkv_bias=True,
-        output_bias=True,
+        config, num_kv_heads=heads, scale=score_scale(config), qkv_bias=True, output_bias=True
     )
     return decoder_spec(
         config,

@@ -9,6 +9,9 @@ from lmi_core.models.family import Family, attention_spec, decoder_spec, norm_sp
 from lmi_core.models.spec import DecoderSpec
 from lmi_core.weights.hf_config import HfConfig
 
+KEYS = {"num_hidden_layers": "num_layers", "num_attention_heads": "num_heads"}
+KEYS |= {"hidden_act": "activation_function", "rms_norm_eps": "layer_norm_epsilon"}
+
 
 def read_spec(config: HfConfig) -> DecoderSpec:
     window, layers = config.integer("window_size", 256), config.num_layers
@@ -50,13 +53,4 @@ def read_spec(config: HfConfig) -> DecoderSpec:
     )
 
 
-FAMILY = Family(
-    name="gpt_neo",
-    read_spec=read_spec,
-    keys={
-        "num_hidden_layers": "num_layers",
-        "num_attention_heads": "num_heads",
-        "hidden_act": "activation_function",
-        "rms_norm_eps": "layer_norm_epsilon",
-    },
-)
+FAMILY = Family(name="gpt_neo", read_spec=read_spec, keys=KEYS)

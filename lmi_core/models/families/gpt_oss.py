@@ -20,16 +20,8 @@ from lmi_core.models.weight_names import ExpertNames, WeightNames
 from lmi_core.weights.hf_config import HfConfig
 
 KEYS = {"num_experts": "num_local_experts", "moe_intermediate_size": "intermediate_size"}
-
-
-_ROPE = {
-    "rope_type": "yarn",
-    "factor": 32.0,
-    "beta_fast": 32.0,
-    "beta_slow": 1.0,
-    "truncate": False,
-    "original_max_position_embeddings": 4096,
-}
+_ROPE = {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096}
+_ROPE |= {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
 
 
 def read_spec(config: HfConfig) -> DecoderSpec:

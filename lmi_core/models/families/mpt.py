@@ -9,6 +9,8 @@ from lmi_core.models.spec import DecoderSpec
 from lmi_core.models.weight_names import WeightNames
 from lmi_core.weights.hf_config import HfConfig
 
+KEYS = {"hidden_size": "d_model", "num_hidden_layers": "n_layers", "num_attention_heads": "n_heads"}
+KEYS |= {"max_position_embeddings": "max_seq_len", "rms_norm_eps": "layer_norm_epsilon"}
 NAMES = WeightNames(
     embedding="transformer.wte.weight",
     final_norm="transformer.norm_f.weight",
@@ -26,11 +28,7 @@ NAMES = WeightNames(
 def read_spec(config: HfConfig) -> DecoderSpec:
     heads, hidden = config.integer("num_attention_heads"), config.integer("hidden_size")
     settings = replace(config, values=config.get("attn_config") or {})
-    for key, wanted in (
-        ("alibi", True),
-        ("qk_ln", False),
-        ("prefix_lm", False),
-    ):
+    for key, wanted in (("alibi", True), ("qk_ln", False), ("prefix_lm", False)):
         settings.require(key, wanted)
     attention = attention_spec(
         config,
@@ -52,14 +50,4 @@ def read_spec(config: HfConfig) -> DecoderSpec:
     )
 
 
-FAMILY = Family(
-    name="mpt",
-    read_spec=read_spec,
-    keys={
-        "hidden_size": "d_model",
-        "num_hidden_layers": "n_layers",
-        "num_attention_heads": "n_heads",
-        "max_position_embeddings": "max_seq_len",
-        "rms_norm_eps": "layer_norm_epsilon",
-    },
-)
+FAMILY = Family(name="mpt", read_spec=read_spec, keys=KEYS)

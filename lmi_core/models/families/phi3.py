@@ -1,4 +1,10 @@
-"""Phi-3, Phi-3.5 and Phi-4: Llama with fused projections and long rope."""
+"""Phi-3, Phi-3.5 and Phi-4: Llama with fused projections and long rope.
+
+Which of long rope's lists of factors a text has follows from the longest context that is served, as
+in vLLM and llama.cpp, so that no text changes them under way. Transformers goes by the text: one
+that grows past the original length is computed anew there with the other list. Both agree where
+``max_model_len`` is the original length, and on texts that are longer.
+"""
 
 from __future__ import annotations
 

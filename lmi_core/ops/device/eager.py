@@ -314,9 +314,10 @@ class EagerGraph:
             step = replay.step
             rows = replay[qkv]
             if latent is not None:
-                rows = torch.cat((rows, replay[latent], replay[latent]), dim=1)
+                rows = torch.cat((rows, replay[latent]), dim=1)
             result: Tensor = self.kernels.rope_cache_write(
-                *(rows, keys, values, step.positions, step.slots),
+                *(rows, keys, None if latent is not None else values),
+                *(step.positions, step.slots),
                 out_dtype=self._act,
                 scales=scales,
                 **settings,

@@ -49,6 +49,7 @@ def make_cache(
         num_kv_heads=spec.attention.num_kv_heads,
         head_dim=spec.attention.head_dim,
         dtype=dtype,
+        is_latent=spec.attention.latent is not None,
     )
 
 
@@ -108,6 +109,7 @@ def _block_bytes(config: EngineConfig, spec: DecoderSpec, dtype: WeightFormat) -
         num_kv_heads=spec.attention.num_kv_heads,
         head_dim=spec.attention.head_dim,
         dtype=cache_dtype(config, dtype),
+        is_latent=spec.attention.latent is not None,
     )
 
 

@@ -44,6 +44,7 @@ class DeviceCache:
             head_dim=attention.head_dim,
             dtype=self.dtype,
             device=device,
+            is_latent=attention.latent is not None,
             fixed_scales=[FixedScales(*scales) for scales in model.kv_scales],
         )
         self._block_bytes = self.store.num_bytes

@@ -1,4 +1,4 @@
-"""AWQ's layout, version gemm (TGI format reference, AWQ): 4 bits.
+"""AWQ's layouts, and that of version gemm (TGI format reference, AWQ): 4 bits.
 
 weight[k, n] = scales[g, n] (q[k, n] - z[g, n]) of group g = k // group_size; qweight and qzeros
 pack q and z along n, eight columns a word, in an order of their own.
@@ -6,12 +6,24 @@ pack q and z along n, eight columns a word, in an order of their own.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from functools import partial
+
 import numpy as np
 import numpy.typing as npt
 
 from lmi_core.weights.integer_matrix import IntegerMatrix
+from lmi_core.weights.quantized.awq_gemv import AwqGemv
 from lmi_core.weights.quantized.kept_codes import StoredCodes, groups_in_order, keep_codes
-from lmi_core.weights.quantized.layout import FLOAT_DTYPES, LayerTensors, Part, Shape, WidenedMatrix
+from lmi_core.weights.quantized.layout import (
+    FLOAT_DTYPES,
+    LayerTensors,
+    Layout,
+    Part,
+    Shape,
+    WidenedMatrix,
+)
+from lmi_core.weights.quantized.marlin import Marlin
 from lmi_core.weights.quantized.settings import QuantizationSettings
 from lmi_core.weights.quantized.words import unpack_awq
 
@@ -19,17 +31,23 @@ _NUM_BITS = 4
 _PER_WORD = 8
 
 
+def awq_layout(settings: QuantizationSettings) -> Layout:
+    """The one that ``settings`` name. Raises ModelError for others than there are."""
+    num_bits = settings.integer("bits", _NUM_BITS)
+    if num_bits != _NUM_BITS:
+        raise settings.error("bits", f"is {num_bits}; AWQ checkpoints of 4 bits can be read")
+    version = settings.string("version", "gemm")
+    if version.lower() not in _VERSIONS:
+        known = ", ".join(_VERSIONS)
+        raise settings.error("version", f"is {version[:80]!r}; {known} can be read")
+    return _VERSIONS[version.lower()](settings)
+
+
 class Awq:
     marks = ("qweight", "qzeros")
     ignored = ()
 
     def __init__(self, settings: QuantizationSettings) -> None:
-        num_bits = settings.integer("bits", _NUM_BITS)
-        if num_bits != _NUM_BITS:
-            raise settings.error("bits", f"is {num_bits}; AWQ checkpoints of 4 bits can be read")
-        version = settings.string("version", "gemm")
-        if version.lower() != "gemm":
-            raise settings.error("version", f"is {version!r}; gemm can be read")
         self._group_size = settings.group_size
 
     def parts(self, name: str, shape: Shape) -> tuple[Part, ...]:
@@ -57,3 +75,11 @@ class Awq:
         groups = groups_in_order(num_inputs, self._group_size)
         stored = StoredCodes(codes, scales, zeros, "scales")
         return keep_codes(layer, _NUM_BITS, groups, stored)
+
+
+_VERSIONS: Mapping[str, Callable[[QuantizationSettings], Layout]] = {
+    "gemm": Awq,
+    "gemv": partial(AwqGemv, is_fast=False),
+    "gemv_fast": partial(AwqGemv, is_fast=True),
+    "marlin": partial(Marlin, codes="qweight", scales="scales"),
+}

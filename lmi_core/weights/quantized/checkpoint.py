@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import cast
 
 from lmi_core.errors import ModelError
@@ -10,18 +11,20 @@ from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.weights.checkpoint import Checkpoint
 from lmi_core.weights.formats import Quantization
 from lmi_core.weights.fp8_checkpoint import check_blocks
-from lmi_core.weights.quantized.awq import Awq
+from lmi_core.weights.quantized.awq import awq_layout
 from lmi_core.weights.quantized.bitsandbytes import BitsAndBytes
 from lmi_core.weights.quantized.compressed_tensors import CompressedTensors
 from lmi_core.weights.quantized.exl2 import Exl2
 from lmi_core.weights.quantized.fp4 import Fp4
-from lmi_core.weights.quantized.gptq import Gptq
+from lmi_core.weights.quantized.gptq import gptq_layout
 from lmi_core.weights.quantized.layout import Layout
+from lmi_core.weights.quantized.marlin import Marlin
 from lmi_core.weights.quantized.methods import (
     AT_LOAD,
     BITSANDBYTES,
     GGUF,
     INTEGER_METHODS,
+    MARLIN,
     METHODS,
     MODELOPT,
     MXFP4,
@@ -37,8 +40,9 @@ from lmi_core.weights.quantized.settings import QuantizationSettings
 _UNROUNDED = ("nf4", "fp4", "fp8")
 """Formats whose products on the CPU take no quantised rows."""
 _LAYOUTS: dict[str, Callable[[QuantizationSettings], Layout]] = {
-    "awq": Awq,
-    "gptq": Gptq,
+    "awq": awq_layout,
+    "gptq": gptq_layout,
+    MARLIN: partial(Marlin, codes="B", scales="s"),
     "exl2": Exl2,
     "compressed-tensors": CompressedTensors,
     BITSANDBYTES: BitsAndBytes,

@@ -22,10 +22,13 @@ from lmi_core.weights.quantized.kept_codes import (
 from lmi_core.weights.quantized.layout import (
     FLOAT_DTYPES,
     LayerTensors,
+    Layout,
     Part,
     Shape,
     WidenedMatrix,
 )
+from lmi_core.weights.quantized.marlin import Marlin
+from lmi_core.weights.quantized.methods import MARLIN
 from lmi_core.weights.quantized.settings import QuantizationSettings
 from lmi_core.weights.quantized.words import unpack_columns, unpack_rows
 
@@ -55,6 +58,14 @@ class _Scheme:
         return -(-num_inputs // (self.group_size or num_inputs))
 
 
+def gptq_layout(settings: QuantizationSettings) -> Layout:
+    """The one that ``settings`` name. Raises ModelError for others than there are."""
+    is_marlin = settings.boolean("is_marlin_format")
+    if is_marlin or settings.values.get("checkpoint_format") == MARLIN:
+        return Marlin(settings, codes="B", scales="s")
+    return Gptq(settings)
+
+
 class Gptq:
     marks = ("qweight", "qzeros")
     ignored = ()
@@ -63,7 +74,7 @@ class Gptq:
         self._scheme = _Scheme.of(settings)
         version = settings.string("checkpoint_format", "gptq")
         if version not in _ZERO_OFFSETS:
-            known = " and ".join(_ZERO_OFFSETS)
+            known = ", ".join((*_ZERO_OFFSETS, MARLIN))
             raise settings.error("checkpoint_format", f"is {version!r}; {known} can be read")
         self._own = _own_schemes(settings)
         self._zero_offset = _ZERO_OFFSETS[version]

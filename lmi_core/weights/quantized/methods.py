@@ -25,6 +25,8 @@ AT_LOAD: dict[str, Quantization] = {
 """What is made of weights then."""
 BITSANDBYTES = "bitsandbytes"
 EXL2 = "exl2"
+MARLIN = "marlin"
+"""GPTQ's codes in another order."""
 INTEGER_METHODS = ("awq", "gptq", "compressed-tensors", EXL2)
 FP8_METHODS = ("fp8",)
 GGUF = "gguf"
@@ -32,13 +34,13 @@ MXFP4 = "mxfp4"
 """Experts in floats of 4 bits."""
 MODELOPT = "modelopt"
 """NVIDIA's Model Optimizer: fp8 and NVFP4."""
-METHODS = (*INTEGER_METHODS, BITSANDBYTES, *FP8_METHODS, MODELOPT, MXFP4, GGUF)
+METHODS = (*INTEGER_METHODS, MARLIN, BITSANDBYTES, *FP8_METHODS, MODELOPT, MXFP4, GGUF)
 """Of checkpoints that can be read."""
 
 _FP8_FORMATS = ("float-quantized", "naive-quantized")
 """Those of compressed-tensors."""
 _FP4_FORMATS = {"nvfp4-pack-quantized": "NVFP4", "mxfp4-pack-quantized": "MXFP4"}
-_ALSO = {"gptq": ("awq",)}
+_ALSO = {"gptq": ("awq", MARLIN)}
 """Methods that go by another's name too, as in TGI, which reads AWQ as GPTQ."""
 
 

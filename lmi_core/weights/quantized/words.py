@@ -43,6 +43,16 @@ def unpack_columns(words: npt.NDArray[np.generic], num_bits: int) -> Bytes:
     return unpack_rows(words.T, num_bits)
 
 
+def unpack_gemv_fast(words: npt.NDArray[np.generic]) -> Bytes:
+    """The codes [4 rows, columns] of halves of words [rows, columns] in AWQ's order for few rows:
+    of 64 columns four rows one after the other, and of 32 columns the pairs of each 8, even ones
+    before odd ones."""
+    num_rows, num_columns = words.shape
+    stored = unpack_rows(words, 4).reshape(num_rows, num_columns // 64, 4, 64)
+    rows = stored.transpose(0, 2, 1, 3).reshape(4 * num_rows, num_columns // 32, 4, 2, 4)
+    return np.ascontiguousarray(rows.transpose(0, 1, 4, 2, 3)).reshape(4 * num_rows, num_columns)
+
+
 def unpack_awq(words: npt.NDArray[np.generic]) -> Bytes:
     """The codes [columns, rows] of words [rows, columns / 8] in AWQ's order."""
     columns = np.ascontiguousarray(words.T).view(np.uint32)

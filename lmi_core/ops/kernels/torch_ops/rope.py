@@ -12,7 +12,7 @@ from lmi_core.ops.kernels.torch_ops.norm import normalized
 def rope_cache_write(
     qkv: Tensor,
     keys: Tensor,
-    values: Tensor,
+    values: Tensor | None,
     positions: Tensor,
     slots: Tensor,
     cos: Tensor,
@@ -29,24 +29,24 @@ def rope_cache_write(
 
     qkv: fp32 [T, (hq + 2 hkv) d]; keys, values: one layer's [slots, hkv, d]; cos, sin: fp32
     [positions, rotary / 2]; positions, slots: int32 [T]. ``scales``: of 8-bit keys and
-    values; those of rows are written.
+    values; those of rows are written. Where ``values`` is None, qkv has none either.
     """
     num_kv_heads, head_dim = keys.shape[1:]
     heads = qkv.view(qkv.shape[0], -1, head_dim)
-    q, k, v = torch.split(heads, [num_q_heads, num_kv_heads, num_kv_heads], dim=1)
+    q, k, v = heads.tensor_split((num_q_heads, num_q_heads + num_kv_heads), dim=1)
     if q_norm is not None:
         q = normalized(q, q_norm, norm_eps)
     if k_norm is not None:
         k = normalized(k, k_norm, norm_eps)
     rotation = cos[positions].unsqueeze(1), sin[positions].unsqueeze(1)
-    k = _rotate(k, *rotation)
-    if isinstance(scales, CacheScales):
-        k, scales.keys[slots] = _quantized(k)
-        v, scales.values[slots] = _quantized(v)
-    elif scales is not None:
-        k, v = (_saturated(x / scale, keys.dtype) for x, scale in zip((k, v), scales, strict=True))
-    keys[slots] = k.to(keys.dtype)
-    values[slots] = v.to(values.dtype)
+    parts = [(_rotate(k, *rotation), keys), (v, values)]
+    for part, (x, store) in enumerate(parts if values is not None else parts[:1]):
+        assert store is not None
+        if isinstance(scales, CacheScales):
+            x, scales[part][slots] = _quantized(x)
+        elif scales is not None:
+            x = _saturated(x / scales[part], keys.dtype)
+        store[slots] = x.to(store.dtype)
     return _rotate(q, *rotation).flatten(1).to(out_dtype)
 
 

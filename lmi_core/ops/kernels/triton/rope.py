@@ -14,7 +14,7 @@ from lmi_core.ops.kernels.triton.codes import StoredCache, store_head
 def rope_cache_write(
     qkv: Tensor,
     keys: Tensor,
-    values: Tensor,
+    values: Tensor | None,
     positions: Tensor,
     slots: Tensor,
     cos: Tensor,
@@ -31,13 +31,14 @@ def rope_cache_write(
 
     qkv: fp32 [T, (hq + 2 hkv) d]; keys, values: one layer's [slots, hkv, d]; cos, sin: fp32
     [positions, rotary / 2]; positions, slots: int32 [T]. ``scales``: of 8-bit keys and
-    values; those of rows are written.
+    values; those of rows are written. Where ``values`` is None, qkv has none either.
     """
     num_tokens, (num_kv_heads, head_dim) = len(qkv), keys.shape[1:]
     q = qkv.new_empty(num_tokens, num_q_heads * head_dim, dtype=out_dtype)
-    cache = StoredCache.of(keys, values, scales)
+    cache = StoredCache.of(keys, keys if values is None else values, scales)
+    num_heads = num_q_heads + (1 if values is None else 2) * num_kv_heads
     if num_tokens:
-        _rope_cache_write_kernel[(num_tokens, num_q_heads + 2 * num_kv_heads)](
+        _rope_cache_write_kernel[(num_tokens, num_heads)](
             qkv,
             q,
             *cache.tensors,
@@ -90,7 +91,7 @@ def _rope_cache_write_kernel(
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     num_rotated = num_q_heads + num_kv_heads
-    source = qkv_ptr + (token * (num_rotated + num_kv_heads) + head) * HEAD_DIM
+    source = qkv_ptr + (token * tl.num_programs(1) + head) * HEAD_DIM
     at = tl.arange(0, BLOCK)
     is_dim = at < HEAD_DIM
     cache_row = tl.load(slots_ptr + token).to(tl.int64) * num_kv_heads

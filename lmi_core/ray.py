@@ -1,0 +1,173 @@
+"""An application of Ray Serve, for those who have one: a server of lmi's in each replica.
+
+    serve run lmi_core.ray:app model=/models/qwen num_cpus=4 max_replicas=4 max_model_len=4096
+
+``num_cpus``, ``min_replicas``, ``max_replicas`` and ``target_ongoing_requests`` are Serve's;
+``model`` is what ``lmi serve`` is started with, everything else one of its options. A replica that
+is lost takes its streams along: ``lmi serve --on ray`` has copies whose requests go on elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import suppress
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+from lmi_core.errors import EngineError, MissingExtraError
+
+_MAX_ONGOING = 1000
+"""Of a replica: the server in it has a queue of its own, and refuses what is too much."""
+_TARGET_ONGOING = 16
+_STOP_S = 60.0
+_PIECE_BYTES = 1 << 16
+_ADDRESS = re.compile(r"Listening on http://127\.0\.0\.1:(\d+)")
+_OF_A_CONNECTION = frozenset(
+    (b"connection", b"content-length", b"expect", b"keep-alive", b"te", b"transfer-encoding")
+)
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class Answer(NamedTuple):
+    """Of the server in a replica, as it comes."""
+
+    status: int
+    headers: Headers
+    pieces: AsyncIterator[bytes]
+
+
+class LocalServer:
+    """``lmi serve`` as a child, on a port of the loopback interface."""
+
+    def __init__(self, arguments: Iterable[str]) -> None:
+        """Returns once it answers; raises EngineError where it ends before, as its log says."""
+        command = [sys.executable, "-m", "lmi_core", "serve", *arguments]
+        self._process = subprocess.Popen(
+            [*command, "--host", "127.0.0.1", "--port", "0"], stdout=subprocess.PIPE, text=True
+        )
+        assert self._process.stdout is not None
+        found = _ADDRESS.match(self._process.stdout.readline())
+        if found is None:
+            raise EngineError(f"lmi serve ended with status {self.stop()}; its log says why")
+        self.port = int(found[1])
+
+    def check(self) -> None:
+        """Raise EngineError if it has ended."""
+        status = self._process.poll()
+        if status is not None:
+            raise EngineError(f"lmi serve ended with status {status}")
+
+    def stop(self) -> int:
+        """Let it finish its requests; its exit status."""
+        with suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGTERM)
+        try:
+            status = self._process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            status = self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+        return status
+
+    async def ask(self, method: str, target: bytes, headers: Headers, body: bytes) -> Answer:
+        """Pass a request on. HTTP/1.0, where an answer ends with its connection."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        try:
+            writer.write(_head(method, target, headers, len(body)) + body)
+            await writer.drain()
+            status = int((await reader.readline()).split(maxsplit=2)[1])
+            given: Headers = []
+            while line := (await reader.readline()).strip():
+                name, _, value = line.partition(b":")
+                given.append((name.lower(), value.strip()))
+        except BaseException:
+            writer.close()
+            raise
+        return Answer(status, _kept(given), _pieces(reader, writer))
+
+
+def _head(method: str, target: bytes, headers: Headers, num_bytes: int) -> bytes:
+    lines = [method.encode() + b" " + target + b" HTTP/1.0", *map(b": ".join, _kept(headers))]
+    return b"\r\n".join((*lines, b"content-length: %d" % num_bytes, b"", b""))
+
+
+def _kept(headers: Headers) -> Headers:
+    return [(name, value) for name, value in headers if name.lower() not in _OF_A_CONNECTION]
+
+
+async def _pieces(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> AsyncIterator[bytes]:
+    try:
+        while piece := await reader.read(_PIECE_BYTES):
+            yield piece
+    finally:
+        writer.close()
+
+
+def serve_arguments(arguments: Mapping[str, Any]) -> list[str]:
+    """What ``lmi serve`` is started with, of what isn't Serve's."""
+    options = {key: value for key, value in arguments.items() if key not in (*_SERVE, "model")}
+    given = [part for key, value in options.items() for part in ("--option", f"{key}={value}")]
+    model = arguments.get("model")
+    return [*([] if model is None else [str(model)]), *given]
+
+
+_SERVE = ("num_cpus", "min_replicas", "max_replicas", "target_ongoing_requests")
+
+
+def app(arguments: dict[str, Any]) -> Any:
+    """Make the application; Serve calls it with the ``key=value`` of its command line, or with the
+    ``args`` of its configuration."""
+    try:
+        from ray import serve
+        from starlette.requests import Request
+        from starlette.responses import StreamingResponse
+    except ImportError:
+        raise MissingExtraError("a Ray Serve application", "ray-serve") from None
+
+    class Lmi:
+        def __init__(self, given: list[str]) -> None:
+            self._server = LocalServer(given)
+
+        def check_health(self) -> None:
+            self._server.check()
+
+        async def __call__(self, request: Request) -> StreamingResponse:
+            scope = request.scope
+            path, query = scope["path"].removeprefix(scope["root_path"]), scope["query_string"]
+            target = quote(path or "/").encode() + (b"?" + query if query else b"")
+            answer = await self._server.ask(
+                request.method, target, request.headers.raw, await request.body()
+            )
+            response = StreamingResponse(answer.pieces, answer.status)
+            response.raw_headers = answer.headers
+            return response
+
+        def __del__(self) -> None:
+            if (server := getattr(self, "_server", None)) is not None:
+                server.stop()
+
+    least = int(arguments.get("min_replicas", 1))
+    deployment = serve.deployment(
+        Lmi,
+        name="lmi",
+        max_ongoing_requests=_MAX_ONGOING,
+        graceful_shutdown_timeout_s=_STOP_S,
+        ray_actor_options={"num_cpus": float(arguments.get("num_cpus", 1))},
+        autoscaling_config={
+            "min_replicas": least,
+            "max_replicas": max(least, int(arguments.get("max_replicas", least))),
+            "target_ongoing_requests": float(
+                arguments.get("target_ongoing_requests", _TARGET_ONGOING)
+            ),
+        },
+    )
+    return deployment.bind(serve_arguments(arguments))
