@@ -11,7 +11,7 @@
 # make bench       kernels, engine and front end beside the machine's roofs (a quiet machine, 15 minutes)
 # make fuzz        random configurations for FUZZ_SECONDS (600), at least FUZZ_CASES (200000);
 #                  then FUZZ_REQUESTS (100000) mutated requests to every route, GGUF files,
-#                  and FUZZ_FILES (10000) checkpoints of each of 60 formats
+#                  and FUZZ_FILES (10000) checkpoints of each format
 # make bench-peers-quick  install other engines (once, about 20 minutes each at most), then compare
 #                  the 160M shape with them in under 30 minutes; run again, it goes on
 # bench/gpu_suite.sh OUT  the same on a GPU, with the GPU tests (9 minutes)

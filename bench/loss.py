@@ -1,9 +1,10 @@
 """What each dtype costs the embedded model: its held-out loss on the lmi engine.
 
     python -m bench.loss --windows 20
+    python -m bench.loss --windows 20 --at-load eetq bitsandbytes-nf4
     python -m bench.loss --windows 20 --written gptq gguf-q4_k
 
-The second: of the files that ``lmi quantize`` writes of it, with a text that isn't held out.
+The last: of the files that ``lmi quantize`` writes of it, with a text that isn't held out.
 The windows are those of ``bench.demo.evaluate``. An error is the standard error, over the
 windows, of the difference to fp32. Needs torch: for the windows, and for fp8 caches, which the CPU
 engine doesn't have.
@@ -28,7 +29,7 @@ from lmi_core.cli import main as main_of_lmi
 from lmi_core.demo import MODEL_DIR
 from lmi_core.engine.engine import Engine
 from lmi_core.engine.sampling_params import SamplingParams
-from lmi_core.settings.engine_config import EngineConfig, KvDType
+from lmi_core.settings.engine_config import EngineConfig, KvDType, Quantization
 from lmi_core.weights.gguf.directory import model_directory
 
 DTYPES = (
@@ -48,11 +49,11 @@ PARAMS = SamplingParams(max_new_tokens=1, prompt_logprobs=0, ignore_eos=True)
 def config_of(dtype: str) -> EngineConfig:
     """``dtype``: of the weights, and maybe of the cache."""
     weights, _, cache = dtype.partition(", ")
-    is_quantized = weights in ("int8", "int4")
+    is_quantized = weights not in ("fp32", "bf16")
     return EngineConfig(
         model=MODEL_DIR,
         dtype="bf16" if is_quantized else weights,
-        quantize=weights if is_quantized else None,
+        quantize=cast(Quantization, weights) if is_quantized else None,
         kv_dtype=cast(KvDType, cache.removesuffix(" KV") or "auto"),
         device="torch-cpu" if cache.startswith("fp8") else "cpu",
         max_num_seqs=1,
@@ -94,6 +95,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--windows", type=int, default=20)
     parser.add_argument("--tokens", type=int, default=2000, help="of each window")
+    parser.add_argument("--at-load", nargs="*", default=[], help="names of option.quantize")
     parser.add_argument("--written", nargs="*", default=[], help="formats of lmi quantize")
     arguments = parser.parse_args()
     windows = held_out_windows(MODEL_DIR, arguments.windows)[:, : arguments.tokens].tolist()
@@ -102,7 +104,7 @@ def main() -> None:
             names = arguments.written
             configs = (write_model(name, Path(directory)) for name in names)
         else:
-            names = DTYPES[1:]
+            names = arguments.at_load or DTYPES[1:]
             configs = map(config_of, names)
         best = asyncio.run(mean_losses(config_of("fp32"), windows))
         print(f"fp32 {best.mean():.4f}")

@@ -166,13 +166,14 @@ def _model_lines(each: ModelView) -> list[str]:
     if total:
         used, cached = (round(_BAR_WIDTH * blocks[s] / total) for s in ("used", "cached"))
         bar = "#" * used + "+" * min(cached, _BAR_WIDTH - used)
-    rates = "  ".join(f"{value:,.1f} {name}/s" for name, value in each.rates.items())
+    rates = [f"{_short(value)} {name}/s" for name, value in each.rates.items()]
     lines = [
         each.name,
         f"  batch    {each.running} sequences run, {each.waiting} requests wait",
         f"  blocks   [{bar:<{_BAR_WIDTH}}] {blocks['used']} used (#), {blocks['cached']} cached (+)"
         f" of {total}",
-        f"  rates    {rates}",
+        f"  rates    {'  '.join(rates[:3])}",
+        f"           {'  '.join(rates[3:])}",
     ]
     shares = {
         "of prompts from the cache": each.cached_share,
@@ -185,6 +186,11 @@ def _model_lines(each: ModelView) -> list[str]:
         if pair is not None:
             lines.append(f"  {name:<15} median {pair[0]:,.1f} ms, 99 % {pair[1]:,.1f} ms")
     return lines
+
+
+def _short(value: float) -> str:
+    """To three digits at least."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
 
 
 def read(url: HttpUrl) -> Snapshot:

@@ -23,7 +23,7 @@ from typing import Any
 
 from bench.gpu.plan import LIMIT_S, Plan
 from bench.gpu.stage import Stage, run_stage
-from bench.gpu.summary import archive, summarize
+from bench.gpu.summary import archive, judge, summarize
 
 
 def machine(device: str) -> dict[str, Any]:
@@ -135,7 +135,8 @@ def parse() -> argparse.Namespace:
         "--prebuilt",
         type=Path,
         metavar="FILE",
-        help="a liblmi_cuda.so to take instead of building the kernels here",
+        help="a liblmi_cuda.so to take instead of building the kernels here; of a dry run, an "
+        "emulator's, with that of cuBLASLt beside it",
     )
     parser.add_argument(
         "--plan", action="store_true", help="only say what would run, and each stage's seconds"
@@ -185,7 +186,8 @@ def main() -> int:
     suite["missing"], suite["stages"] = missing_packages(), []
     for name, lost in suite["missing"].items():
         print(f"{name} is not installed: no {lost}", flush=True)
-    for record in run_all(planned, out_dir, limit_s):
+    for ended in run_all(planned, out_dir, limit_s):
+        record = judge(out_dir, ended)
         suite["stages"].append(record)
         times = f"{record.get('seconds', 0):6.1f} of {record['limit_s']:.0f} s"
         print(

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -80,13 +81,13 @@ LINEARS = [(1, 4096, 6144), (16, 4096, 28672), (64, 14336, 4096), (2048, 4096, 2
 """Rows, inputs, outputs."""
 UNPACKED = [(rows, 4096, 28672) for rows in (64, 128, 192, 256, 512)]
 UNPACKED += [(rows, 14336, 4096) for rows in (64, 128, 192, 256)]
-"""Where int4 weights, packed or unpacked first, may be faster."""
+CODED = [(rows, 4096, 28672) for rows in (128, 256, 512, 1024, 2048)]
+"""Where int4 weights, and int8 and fp8 ones, packed or unpacked first, may be faster."""
 MADE_ROWS = [(rows, 4096, 14336) for rows in (1, 64, 2048)]
 """Rows, columns of norms and of activations."""
 TINY_CASES = [Attention(2, 33, 1, 4, 2, 16), Attention(1, 20, 20, 4, 2, 16)]
 TINY_CASES += [case._replace(kv_dtype=name) for case in TINY_CASES for name in ("int8", "fp8_e5m2")]
 TINY_LINEARS = [(2, 128, 32), (9, 128, 32)]
-TINY_UNPACKED = [(5, 128, 32)]
 TINY_MADE_ROWS = [(2, 96, 160)]
 
 
@@ -275,27 +276,32 @@ def _room_for(weight: PackedWeight) -> Tensor:
 
 
 def unpacked_items(
-    rows: int, inputs: int, outputs: int, device: str, roofs: dict[str, float]
+    op: str, shape: tuple[int, int, int], device: str, roofs: dict[str, float]
 ) -> list[Item]:
-    """Both ways of one product: ``packed_weight.MAX_PACKED_ROWS`` belongs where they cross."""
+    """Both ways of one product: a limit of ``packed_weight`` belongs where they cross."""
+    limit, formats = _UNPACKED[op]
+    rows, inputs, outputs = shape
 
-    def figures(name: str, max_packed_rows: int) -> dict[str, Any]:
-        multiply = _op("linear_packed", name, device)
-        x, weight, num_bytes = _operands(rows, inputs, outputs, "int4", device)
-        room = _room_for(weight)
-        before, packed_weight.MAX_PACKED_ROWS = packed_weight.MAX_PACKED_ROWS, max_packed_rows
-        try:
-            seconds = median_s(lambda: multiply(x, weight, None, unpacked=room), device)
-        finally:
-            packed_weight.MAX_PACKED_ROWS = before
+    def figures(format: Any, name: str, most_rows: int) -> dict[str, Any]:
+        multiply = _op(op, name, device)
+        x, weight, num_bytes = _operands(rows, inputs, outputs, format, device)
+        options = {"unpacked": _room_for(weight)} if op == "linear_packed" else {}
+        with patch.object(packed_weight, limit, most_rows):
+            seconds = median_s(lambda: multiply(x, weight, None, **options), device)
         return rates(seconds, num_bytes, 2 * rows * inputs * outputs, roofs)
 
-    what = f"linear_packed int4 {rows}x{inputs}x{outputs}"
+    what = f"{rows}x{inputs}x{outputs}"
     return [
-        Item(f"{what}: {name}, {way}", partial(figures, name, most))
-        for name in ("native", "triton")
+        Item(f"{op} {format} {what}: {name}, {way}", partial(figures, format, name, most))
+        for format, name in formats
         for way, most in (("packed", rows), ("unpacked", 0))
     ]
+
+
+_UNPACKED = {
+    "linear_packed": ("MAX_PACKED_ROWS", [("int4", "native"), ("int4", "triton")]),
+    "linear_quantized": ("MAX_PANEL_ROWS", [("int8", "native"), ("fp8", "native")]),
+}
 
 
 def made_row_items(
@@ -379,8 +385,9 @@ def main() -> None:
         items += attention_items(case, device, roofs)
     for shape in TINY_LINEARS if arguments.tiny else LINEARS:
         items += linear_items(*shape, device, roofs)
-    for shape in TINY_UNPACKED if arguments.tiny else UNPACKED:
-        items += unpacked_items(*shape, device, roofs)
+    for op, shapes in (("linear_packed", UNPACKED), ("linear_quantized", CODED)):
+        for shape in TINY_LINEARS[:1] if arguments.tiny else shapes:
+            items += unpacked_items(op, shape, device, roofs)
     for made in TINY_MADE_ROWS if arguments.tiny else MADE_ROWS:
         items += made_row_items(*made, device, roofs)
     items = [item for item in items if (_rank(item) > 0) == arguments.others]

@@ -67,7 +67,12 @@ class Plan:
             *self._turnover(),
             *self._last(),
         ]
-        return [self._dry(stage) for stage in planned] if self.is_dry else planned
+        if self.is_dry:
+            planned = [self._dry(stage) for stage in planned]
+        if self.prebuilt is None:
+            return planned
+        named = {"LMI_CUDA_LIBRARY": str(self.prebuilt)}
+        return [replace(stage, environment={**stage.environment, **named}) for stage in planned]
 
     def extra_stages(self) -> list[Stage]:
         """What runs only where ``--only`` names it: it takes long, is of less use, or the machine
@@ -116,14 +121,16 @@ class Plan:
     def _kernel_library(self) -> Stage:
         """The kernels' build, or a library of another machine in its place."""
         command, lane = ("bash", "-c", _build_kernels()), "kernels"
-        if self.is_dry:  # after the engine, in the same folder
+        tells = "whether the kernels compile with this machine's nvcc"
+        if self.prebuilt is not None:
+            command = (sys.executable, "-c", _LOOK_AT_LIBRARY, str(self.prebuilt))
+            tells = "whether the library that was built elsewhere fits these sources"
+        elif self.is_dry:  # after the engine, in the same folder
             command = ("cmake", "--build", "build/native", "--target", "lmi_cuda_emulator")
             lane = "engine"
-        elif self.prebuilt is not None:
-            command = ("cp", str(self.prebuilt), "lmi_core/liblmi_cuda.so")
         return Stage(
             name="build_kernels",
-            tells="whether the kernels compile with this machine's nvcc",
+            tells=tells,
             command=command,
             limit_s=90,
             lane=lane,
@@ -227,7 +234,7 @@ class Plan:
         return Stage(name=name, command=tuple(command), limit_s=limit_s)
 
     def _dry(self, stage: Stage) -> Stage:
-        built = Path("build/native").resolve()
+        built = self.prebuilt.parent if self.prebuilt else Path("build/native").resolve()
         emulator = {
             "LMI_CUDA_LIBRARY": str(built / "liblmi_cuda_emulator.so"),
             "LMI_CUBLASLT_LIBRARY": str(built / "liblmi_cublaslt_emulator.so"),
@@ -271,6 +278,14 @@ def _sanitizers() -> list[Stage]:
     )
     return result
 
+
+_LOOK_AT_LIBRARY = """if True:
+    import ctypes, runpy, sys
+    from pathlib import Path
+    library_file, path = runpy.run_path("lmi_core/ops/kernels/library_file.py"), Path(sys.argv[1])
+    print(library_file["describe"](path), flush=True)
+    sys.exit(library_file["unfit"](path, ctypes.CDLL(str(path)).lmi_cuda_version()) or None)
+"""
 
 _PRINT_ARCHITECTURE = 'import torch; print("%d%d" % torch.cuda.get_device_capability())'
 

@@ -87,9 +87,12 @@ def missing_for_serving() -> str:
 
 
 def name_the_server(directory: Path) -> None:
-    """Give the sources' ``server`` the name that it has where it is installed."""
-    if importlib.util.find_spec("lmi_server") is None:
-        (directory / "lmi_server").symlink_to(Path(__file__).resolve().parents[2] / "server")
+    """Give the sources' ``server`` the name that it has where it is installed, before any that is,
+    which may be of other sources and not fit this engine."""
+    sources = Path(__file__).resolve().parents[2] / "server"
+    spec = importlib.util.find_spec("lmi_server")
+    if spec is None or spec.origin is None or Path(spec.origin).resolve().parent != sources:
+        (directory / "lmi_server").symlink_to(sources)
         sys.path.insert(0, str(directory))
         os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
 

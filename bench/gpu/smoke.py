@@ -111,8 +111,8 @@ def linear_items(device: str) -> list[Item]:
         for op, format, counts in (
             ("linear", "bf16", (1, 8, 40)),
             ("linear_packed", "int4", (1, 8, 64, 200)),
-            ("linear_quantized", "int8", (1, 8, 100)),
-            ("linear_quantized", "fp8", (1, 8, 100)),
+            ("linear_quantized", "int8", (1, 8, 100, 520)),
+            ("linear_quantized", "fp8", (1, 8, 100, 520)),
         )
         for rows in counts
     ]

@@ -15,13 +15,30 @@ def summarize(out_dir: Path, records: Sequence[Mapping[str, Any]]) -> str:
     """A line for each row of results, also written to summary.txt."""
     lines = []
     for record in records:
-        lines.append(f"{record['name']}: {record['status']}, {record.get('seconds', 0)} s")
+        errors = f", {record['num_errors']} errors" if "num_errors" in record else ""
+        lines.append(f"{record['name']}: {record['status']}, {record.get('seconds', 0)} s{errors}")
         path = out_dir / f"{record['name']}.json"
         if path.exists():
             lines += [f"  {_line(row)}" for row in _rows(json.loads(path.read_text()))]
     text = "\n".join(lines)
     (out_dir / "summary.txt").write_text(text + "\n")
     return text
+
+
+def judge(out_dir: Path, record: dict[str, Any]) -> dict[str, Any]:
+    """The record with the number of its rows without a figure; where that is all of them, a stage
+    that went well has failed."""
+    path = out_dir / f"{record['name']}.json"
+    rows = _rows(json.loads(path.read_text())) if path.exists() else []
+    num_errors = sum("error" in row for row in rows)
+    if num_errors == 0:
+        return record
+    has_nothing = record["status"] == "ok" and num_errors == len(rows)
+    return {
+        **record,
+        "num_errors": num_errors,
+        "status": "failed" if has_nothing else record["status"],
+    }
 
 
 def _rows(written: Any) -> list[dict[str, Any]]:

@@ -20,8 +20,12 @@ using Layout = void*;
 using Preference = void*;
 
 constexpr int kFloat32 = 0;  // cudaDataType_t
+constexpr int kInt8 = 3;
+constexpr int kInt32 = 10;
 constexpr int kBFloat16 = 14;
-constexpr int kCompute32F = 68;     // cublasComputeType_t
+constexpr int kFloat8E4M3 = 28;
+constexpr int kCompute32F = 68;  // cublasComputeType_t
+constexpr int kCompute32I = 72;
 constexpr int32_t kTransposed = 1;  // cublasOperation_t
 constexpr int kTransposeA = 3;      // cublasLtMatmulDescAttributes_t
 constexpr int kEpilogue = 7;
@@ -45,7 +49,9 @@ struct Heuristic {
 
 #if defined(LMI_HAS_CUBLASLT_HEADER)
 static_assert(kFloat32 == CUDA_R_32F && kBFloat16 == CUDA_R_16BF);
-static_assert(kCompute32F == CUBLAS_COMPUTE_32F && kTransposed == CUBLAS_OP_T);
+static_assert(kInt8 == CUDA_R_8I && kInt32 == CUDA_R_32I && kFloat8E4M3 == CUDA_R_8F_E4M3);
+static_assert(kCompute32F == CUBLAS_COMPUTE_32F && kCompute32I == CUBLAS_COMPUTE_32I);
+static_assert(kTransposed == CUBLAS_OP_T);
 static_assert(kTransposeA == CUBLASLT_MATMUL_DESC_TRANSA);
 static_assert(kEpilogue == CUBLASLT_MATMUL_DESC_EPILOGUE);
 static_assert(kBiasPointer == CUBLASLT_MATMUL_DESC_BIAS_POINTER);

@@ -47,6 +47,20 @@ Shape shape_of(const LmiLinearDense& args) {
           alignment_of(args)};
 }
 
+// cuBLASLt's names of what a product has and is.
+struct Types {
+  int operand;
+  int result;
+  int compute;
+  int scale;
+};
+
+Types types_of(int32_t dtype) {
+  using namespace cublaslt;
+  if (dtype == LMI_I8) return {kInt8, kInt32, kCompute32I, kInt32};
+  return {dtype == LMI_E4M3 ? kFloat8E4M3 : kBFloat16, kFloat32, kCompute32F, kFloat32};
+}
+
 int32_t fail_at(const char* what, int status) {
   return fail(std::string("linear_dense: ") + what + " of cuBLASLt returned status " +
               std::to_string(status));
@@ -71,12 +85,12 @@ class DenseProduct {
   bool has_algorithm() const { return num_found_ > 0; }
 
   int32_t prepare(cublaslt::Handle handle, const LmiLinearDense& args) {
-    const int type = cublaslt::kBFloat16;
+    const Types types = types_of(args.dtype);
     const auto rows = static_cast<uint64_t>(args.num_rows);
     const auto outputs = static_cast<uint64_t>(args.num_outputs);
     const auto inputs = static_cast<uint64_t>(args.num_inputs);
-    if (const int status = functions_.create_description(&description_, cublaslt::kCompute32F,
-                                                         cublaslt::kFloat32)) {
+    if (const int status =
+            functions_.create_description(&description_, types.compute, types.scale)) {
       return fail_at("the description", status);
     }
     if (const int status = set(cublaslt::kTransposeA, cublaslt::kTransposed)) {
@@ -87,10 +101,11 @@ class DenseProduct {
       if (status == 0) status = set(cublaslt::kBiasPointer, args.bias);
       if (status != 0) return fail_at("the bias", status);
     }
+    const int type = types.operand;
     int status = functions_.create_layout(&weight_, type, inputs, outputs, args.num_inputs);
     if (status == 0) status = functions_.create_layout(&x_, type, inputs, rows, args.num_inputs);
     if (status == 0) {
-      status = functions_.create_layout(&y_, cublaslt::kFloat32, outputs, rows, args.y_stride);
+      status = functions_.create_layout(&y_, types.result, outputs, rows, args.y_stride);
     }
     return status == 0 ? find_algorithm(handle, args) : fail_at("a layout", status);
   }
@@ -124,15 +139,18 @@ class DenseProduct {
 
  private:
   int32_t multiply(cublaslt::Handle handle, const LmiLinearDense& args, void* stream) {
+    const int32_t whole = 1;
     const float one = 1.0f;
-    const float zero = 0.0f;
+    const void* factor = &one;
+    if (args.dtype == LMI_I8) factor = &whole;
+    const uint32_t zero = 0;  // of either type
     if (args.bias != nullptr) {
       if (const int status = set(cublaslt::kBiasPointer, args.bias)) {
         return fail_at("the bias", status);
       }
     }
     const int status =
-        functions_.multiply(handle, description_, &one, args.weight, weight_, args.x, x_, &zero,
+        functions_.multiply(handle, description_, factor, args.weight, weight_, args.x, x_, &zero,
                             args.y, y_, args.y, y_, &found_[chosen_].algorithm, args.workspace,
                             static_cast<size_t>(args.workspace_bytes), stream);
     return status == 0 ? kOk : fail_at("the product", status);
@@ -221,12 +239,21 @@ class Cublaslt {
     return kOk;
   }
 
+  // By linear_tiled where there is no algorithm.
   int32_t multiply(const LmiLinearDense& args, void* stream) {
     const std::lock_guard<std::mutex> lock(mutex_);
     DenseProduct* product = nullptr;
     if (const int32_t status = find_product(args, &product)) return status;
     return product->has_algorithm() ? product->run(handle_, args, stream)
                                     : lmi_cuda_linear_tiled(&args, stream);
+  }
+
+  int32_t find_algorithm(const LmiLinearDense& args, bool* is_there) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    DenseProduct* product = nullptr;
+    if (const int32_t status = find_product(args, &product)) return status;
+    *is_there = *is_there && product->has_algorithm();
+    return kOk;
   }
 
   int32_t prepare(const LmiLinearDense& args) {
@@ -274,6 +301,14 @@ class Cublaslt {
 
 int32_t prepare_linear_dense(const LmiLinearDense& args) {
   return Cublaslt::instance().prepare(args);
+}
+
+int32_t find_dense_algorithm(const LmiLinearDense& args, bool* is_there) {
+  return Cublaslt::instance().find_algorithm(args, is_there);
+}
+
+int32_t multiply_dense(const LmiLinearDense& args, void* stream) {
+  return Cublaslt::instance().multiply(args, stream);
 }
 
 }  // namespace lmi::cuda

@@ -7,6 +7,7 @@
 // outputs, 16 bytes, which are its words of four tiles. Both operands may take K in any common
 // order: a thread of a group of four takes 16 neighbouring inputs of 64, so that it reads rows 16
 // bytes at a time.
+#include "cuda/linear_unpacked.h"
 #include "cuda/panel_sums.cuh"
 #include "cuda/quantized_codes.cuh"
 
@@ -232,6 +233,7 @@ int32_t lmi_cuda_linear_quantized(const LmiLinearQuantized* args, void* stream) 
   if (!is_aligned(args->codes) || !is_aligned(args->panels) || !is_aligned(args->y)) {
     return fail("linear_quantized: codes, panels and y must start on 16 bytes");
   }
+  if (is_unpacked(*args)) return launch_linear_unpacked(*args, stream);
   if (args->num_rows > 16 * kMaxRowTiles) return launch_quantized_tiles(*args, stream);
   return with_codes(*args,
                     [&](auto codes) { return launch_few_rows<decltype(codes)>(*args, stream); });

@@ -1,15 +1,14 @@
 // Products of many rows with int4 panels: the weight is unpacked into 16-bit elements, once for all
 // rows, and multiplied as a dense one.
 //
-// A slice of outputs at a time, all of them where they fit: slices bound the memory, but none is so
-// small that its product leaves parts of the device idle. Unpacking is bound by memory. A thread
-// reads eight inputs of four outputs, 16 bytes of a panel, and a warp what lies side by side; each
-// of the four becomes 16 bytes of an output's row, and eight threads write 128 bytes of a row.
+// Unpacking is bound by memory. A thread reads eight inputs of four outputs, 16 bytes of a panel,
+// and a warp what lies side by side; each of the four becomes 16 bytes of an output's row, and
+// eight threads write 128 bytes of a row.
 #include "cuda/linear_unpacked.h"
 
 #include "cuda/launch.cuh"
 #include "cuda/linear_dense.h"
-#include "cuda/weight_panel.h"
+#include "cuda/unpacked_slices.h"
 
 namespace lmi::cuda {
 namespace {
@@ -19,33 +18,6 @@ constexpr int kQuads = 4;  // of outputs in a panel
 constexpr int kStepInputs = 8;
 constexpr int kUnroll = 4;
 constexpr int kBlockSteps = kThreads / kQuads * kUnroll;
-constexpr int kSliceOutputs = 64;  // or a multiple: results and biases start on 256 bytes
-
-// Outputs and the panels that have them, in the order of outputs, gate before up.
-struct Slice {
-  const uint8_t* panels;  // of the whole weight
-  void* weight;           // [outputs of the slice, num_inputs]
-  int32_t first_place;
-  int32_t num_places;
-  int32_t first_output;
-  int32_t end_output;
-  int32_t num_outputs;  // of the whole weight, as the following
-  int32_t num_inputs;
-  int32_t group_size;
-  int32_t is_gated;
-};
-
-// The number of the panel at a place in the order of outputs, and where that order has an output.
-LMI_HOST_DEVICE constexpr int panel_at_place(int place, int num_places, bool is_gated) {
-  if (!is_gated) return place;
-  const int num_half = num_places / 2;
-  return place < num_half ? 2 * place : 2 * (place - num_half) + 1;
-}
-constexpr int place_of_output(int output, int num_outputs, bool is_gated) {
-  const int num_half = num_outputs / 2;
-  if (!is_gated || output < num_half) return output / kPanelOutputs;
-  return ceil_div(num_half, kPanelOutputs) + (output - num_half) / kPanelOutputs;
-}
 
 // A float whose last bits count in ones, and the upper bytes of all those.
 constexpr float kCounting = 8388608.0f;
@@ -111,22 +83,6 @@ int32_t unpack(const Slice& slice, void* stream) {
   return launch("unpack", unpack_kernel, grid, kThreads, 0, stream, slice);
 }
 
-Slice slice_of(const LmiLinearPacked& args, int first, int end) {
-  const auto place_of = [&](int output) {
-    return place_of_output(output, args.num_outputs, args.is_gated != 0);
-  };
-  return {static_cast<const uint8_t*>(args.panels),
-          args.unpacked,
-          place_of(first),
-          place_of(end - 1) - place_of(first) + 1,
-          first,
-          end,
-          args.num_outputs,
-          args.num_inputs,
-          args.group_size,
-          args.is_gated};
-}
-
 LmiLinearDense product_of(const LmiLinearPacked& args, int first, int end) {
   LmiLinearDense product = {};
   product.x = args.x;
@@ -143,37 +99,20 @@ LmiLinearDense product_of(const LmiLinearPacked& args, int first, int end) {
   return product;
 }
 
-// Calls action(first, end) with the outputs of slices of about the same size.
 template <typename Action>
-int32_t for_slices(const LmiLinearPacked& args, const Action& action) {
-  const int64_t num_fitting = args.unpacked_bytes / (int64_t{args.num_inputs} * 2);
-  int num_in_slice = args.num_outputs;
-  if (num_fitting < args.num_outputs) {
-    const int most = static_cast<int>(num_fitting) / kSliceOutputs * kSliceOutputs;
-    if (most == 0) {
-      return fail("linear_packed: no " + std::to_string(kSliceOutputs) + " outputs of " +
-                  std::to_string(args.num_inputs) + " inputs fit into " +
-                  std::to_string(args.unpacked_bytes) + " bytes");
-    }
-    const int num_slices = ceil_div(args.num_outputs, most);
-    num_in_slice = round_up(ceil_div(args.num_outputs, num_slices), kSliceOutputs);
-  }
-  for (int first = 0; first < args.num_outputs; first += num_in_slice) {
-    const int end = lower_of(first + num_in_slice, args.num_outputs);
-    if (const int32_t status = action(first, end)) return status;
-  }
-  return kOk;
+int32_t for_packed_slices(const LmiLinearPacked& args, const Action& action) {
+  return for_slices("linear_packed", args, int64_t{args.num_inputs} * 2, action);
 }
 
 }  // namespace
 
 int32_t prepare_linear_unpacked(const LmiLinearPacked& args) {
-  return for_slices(
+  return for_packed_slices(
       args, [&](int first, int end) { return prepare_linear_dense(product_of(args, first, end)); });
 }
 
 int32_t launch_linear_unpacked(const LmiLinearPacked& args, void* stream) {
-  return for_slices(args, [&](int first, int end) {
+  return for_packed_slices(args, [&](int first, int end) {
     const int32_t status = unpack(slice_of(args, first, end), stream);
     if (status != kOk) return status;
     const LmiLinearDense product = product_of(args, first, end);

@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-#define LMI_CUDA_VERSION 12 /* changes with any signature or struct here or in step_list.h */
+#define LMI_CUDA_VERSION 13 /* changes with any signature or struct here or in step_list.h */
 
 #if defined(__GNUC__)
 #define LMI_CUDA_API __attribute__((visibility("default")))
@@ -361,7 +361,9 @@ LMI_CUDA_API int32_t lmi_cuda_quantize_rows(const LmiQuantizeRows* args, void* s
  * code_type: sums times both scales. int8 (csrc/cpu/kernels.h): sums are exact, so a row's result
  * depends on that row alone. e4m3: the same panels of other bytes, or, with group_size 128, such
  * panels for every 128 inputs one after the other; products of 128 inputs are summed as the device
- * does it, those sums in fp32. */
+ * does it, those sums in fp32. More rows than max_panel_rows, with room for the weight's codes as
+ * rows, are cuBLASLt's, which must be open, unless there are groups or it has no algorithm: of int8
+ * with the same results, of e4m3 summed as it does it. */
 typedef struct {
   const uint8_t* codes;
   const float* row_scales;
@@ -369,6 +371,11 @@ typedef struct {
   const void* panels;      /* on 16 bytes */
   const float* bias;       /* NULL: none */
   float* y;                /* [num_rows, num_outputs], gate before up */
+  void* unpacked;          /* on 256 bytes; for no other stream; NULL: no room */
+  int64_t unpacked_bytes;  /* at least 64 outputs' rows of `stride` bytes */
+  void* workspace;         /* linear_dense's */
+  int64_t workspace_bytes;
+  int32_t max_panel_rows;
   int32_t num_rows;
   int32_t num_outputs;
   int32_t num_inputs; /* int8: at most 65536 */

@@ -66,6 +66,9 @@ int32_t StepLauncher::add(int32_t node, int32_t rows, const void* args) {
     case LMI_NODE_LINEAR_PACKED:
       nodes_.push_back(step_node(node, rows, args));
       return prepare(*static_cast<const LmiLinearPacked*>(args), rows, prepare_linear_packed);
+    case LMI_NODE_LINEAR_QUANTIZED:
+      nodes_.push_back(step_node(node, rows, args));
+      return prepare(*static_cast<const LmiLinearQuantized*>(args), rows, prepare_linear_quantized);
     case LMI_NODE_SAMPLE:
       sampler_.set(*static_cast<const LmiSample*>(args));
       return kOk;

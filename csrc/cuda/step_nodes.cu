@@ -126,10 +126,23 @@ int32_t prepare_linear(const LmiLinearDense& given, int32_t num_rows) {
   return has_few_rows(args) ? kOk : prepare_linear_dense(args);
 }
 
-int32_t prepare_linear_packed(const LmiLinearPacked& given, int32_t num_rows) {
-  LmiLinearPacked args = given;
+namespace {
+
+template <typename Args>
+int32_t prepare_panels(const Args& given, int32_t num_rows) {
+  Args args = given;
   args.num_rows = num_rows;
   return is_unpacked(args) ? prepare_linear_unpacked(args) : kOk;
+}
+
+}  // namespace
+
+int32_t prepare_linear_packed(const LmiLinearPacked& given, int32_t num_rows) {
+  return prepare_panels(given, num_rows);
+}
+
+int32_t prepare_linear_quantized(const LmiLinearQuantized& given, int32_t num_rows) {
+  return prepare_panels(given, num_rows);
 }
 
 }  // namespace lmi::cuda

@@ -32,5 +32,6 @@ Launch attention_node(const LmiAttention& given, size_t shape_id);
 // Choose how so many rows are multiplied, where that is a choice.
 int32_t prepare_linear(const LmiLinearDense& given, int32_t num_rows);
 int32_t prepare_linear_packed(const LmiLinearPacked& given, int32_t num_rows);
+int32_t prepare_linear_quantized(const LmiLinearQuantized& given, int32_t num_rows);
 
 }  // namespace lmi::cuda

@@ -49,6 +49,18 @@ LMI_HOST_DEVICE constexpr int panel_output(int panel, int lane, int num_outputs,
   return is_gated && panel % 2 == 1 ? num_half + output : output;
 }
 
+// The place of an output in its panel.
+struct PanelPlace {
+  int panel;
+  int lane;
+};
+LMI_HOST_DEVICE constexpr PanelPlace place_in_panels(int output, int num_outputs, bool is_gated) {
+  if (!is_gated) return {output / kPanelOutputs, output % kPanelOutputs};
+  const int is_up = output >= num_outputs / 2;
+  const int own = output - is_up * (num_outputs / 2);
+  return {own / kPanelOutputs * 2 + is_up, own % kPanelOutputs};
+}
+
 LMI_HOST_DEVICE constexpr int num_panels(int num_outputs, bool is_gated) {
   return is_gated ? 2 * ceil_div(num_outputs / 2, kPanelOutputs)
                   : ceil_div(num_outputs, kPanelOutputs);

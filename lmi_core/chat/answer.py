@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from lmi_core.engine.engine import Engine
+from lmi_core.engine.outputs import FinishReason
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.errors import EngineError, LmiError, UserError
 from lmi_core.http_url import HttpUrl, key_header
@@ -30,6 +31,8 @@ class Piece(NamedTuple):
 
     text: str
     num_tokens: int
+    is_cut_off: bool = False
+    """The answer would have gone on."""
 
 
 class AnswerSource(ABC):
@@ -86,7 +89,8 @@ class LocalSource(AnswerSource):
         events = self.engine.generate_sync(prompt, params, add_special_tokens=False)
         with closing(events):
             for event in events:
-                yield Piece(event.text, event.num_generated_tokens)
+                is_cut_off = event.finish_reason is FinishReason.LENGTH
+                yield Piece(event.text, event.num_generated_tokens, is_cut_off)
 
 
 @dataclass(slots=True)
@@ -129,11 +133,13 @@ class RemoteSource(AnswerSource):
             for frame in self._frames(lines):
                 if "error" in frame:
                     raise EngineError(_message(frame))
-                text = "".join(c["delta"].get("content") or "" for c in frame.get("choices", ()))
+                choices = frame.get("choices", ())
+                text = "".join(choice["delta"].get("content") or "" for choice in choices)
+                is_cut_off = any(choice.get("finish_reason") == "length" for choice in choices)
                 num_tokens = (frame.get("usage") or {}).get("completion_tokens") or (
                     num_tokens + bool(text)
                 )
-                yield Piece(text, num_tokens)
+                yield Piece(text, num_tokens, is_cut_off)
 
     def _frames(self, lines: http.client.HTTPResponse) -> Iterator[Any]:
         """Raises EngineError for a stream that isn't ended as one is."""

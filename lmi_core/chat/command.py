@@ -112,13 +112,14 @@ def _answer(
     conversation.add("user", text)
     shown: list[str] = []
     started = first = time.perf_counter()
-    num_tokens = 0
+    num_tokens, is_cut_off = 0, False
     answer = source.answer(conversation.prompt, conversation.params)
     try:
         for piece in answer:
             if not num_tokens and piece.num_tokens:
                 first = time.perf_counter()
             num_tokens = piece.num_tokens
+            is_cut_off |= piece.is_cut_off
             shown.append(piece.text)
             sys.stdout.write(piece.text)
             sys.stdout.flush()
@@ -132,8 +133,10 @@ def _answer(
     conversation.add("assistant", "".join(shown))
     print()
     if shows_speed and num_tokens:
-        is_cut_off = num_tokens == conversation.params.max_new_tokens
-        end = "; cut off by max_new_tokens" if is_cut_off else ""
+        end = ""
+        if is_cut_off:
+            is_short = num_tokens >= (conversation.params.max_new_tokens or num_tokens)
+            end = f"; cut off by {'max_new_tokens' if is_short else 'the length of the context'}"
         print(_speed(num_tokens, first - started, time.perf_counter() - first, end))
 
 

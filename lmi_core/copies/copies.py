@@ -21,7 +21,7 @@ from lmi_core.copies.adapters import SharedAdapters
 from lmi_core.copies.autoscale import IDLE_S, Autoscaler, Autoscaling
 from lmi_core.copies.dispatch import Dispatch, HashBlocks
 from lmi_core.copies.link import Link
-from lmi_core.copies.machines import Machines, ThisMachine
+from lmi_core.copies.machines import Machines, ThisMachine, check_alike
 from lmi_core.copies.opening import Opening
 from lmi_core.copies.outbox import Batch, observe_again
 from lmi_core.copies.process import CopyProcess, CopySettings
@@ -280,12 +280,10 @@ class Copies:
     # What the supervisor asks and says.
 
     def settings(self, number: int, *, is_first: bool) -> CopySettings:
-        config, lora = self.config, self.config.lora
+        config, lora, num_copies = self.config, self.config.lora, self._supervisor.num_wanted
         if lora is not None:
-            config = replace(
-                config, lora=replace(lora, adapters=tuple(self._adapters.needed.items()))
-            )
-        num_copies = self._supervisor.num_wanted
+            lora = replace(lora, adapters=tuple(self._adapters.needed.items()))
+            config = replace(config, lora=lora)
         return self._machines.settings(config, number, num_copies, is_first=is_first)
 
     def link(self, settings: CopySettings) -> Link:
@@ -294,6 +292,7 @@ class Copies:
     async def prepare(self, copy: CopyProcess, info: EngineInfo) -> None:
         if not hasattr(self, "_info"):
             await self._learn(info)
+        check_alike(self._info.runner, info.runner, copy.link.name)
         await self._adapters.bring(copy)
 
     def on_up(self, copy: CopyProcess) -> None:

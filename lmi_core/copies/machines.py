@@ -8,8 +8,10 @@ from typing import Protocol
 from lmi_core import _native
 from lmi_core.copies.link import Link, LocalLink
 from lmi_core.copies.process import CopySettings, log_level
+from lmi_core.errors import EngineError
 from lmi_core.runners.cpu.core_groups import own_groups
 from lmi_core.runners.memory_claims import HOST_MEMORY
+from lmi_core.runners.runner import RunnerInfo
 from lmi_core.settings.engine_config import EngineConfig
 
 
@@ -34,6 +36,16 @@ class Machines(Protocol):
     def link(self, settings: CopySettings) -> Link:
         """To a copy that isn't started yet."""
         ...
+
+
+def check_alike(first: RunnerInfo, other: RunnerInfo, where: str) -> None:
+    """Raise EngineError where requests of the first copy wouldn't go on by the same bits."""
+    if first.instruction_set != other.instruction_set:
+        raise EngineError(
+            f"{where} computes with {other.instruction_set}, the first copy with "
+            f"{first.instruction_set}, and requests that go from one to the other would change: "
+            "set option.instruction_set to a level that all machines have"
+        )
 
 
 class ThisMachine:

@@ -68,6 +68,7 @@ class Supervisor:
         self._places: list[_Place] = []
         self._scaling = asyncio.Lock()
         self._rescaling: set[asyncio.Task[None]] = set()
+        self._adding: set[asyncio.Task[None]] = set()
         self._num_failures = 0
         self.num_wanted = num_copies
         self.num_restarts = 0
@@ -110,6 +111,9 @@ class Supervisor:
         All are replaced, one after the other, where each gets another share of the cores; none goes
         before the next one is there."""
         if num_copies != self.num_wanted:
+            if num_copies < self.num_wanted:
+                for adding in self._adding:  # there may be no room for it for long
+                    adding.cancel()
             self.num_wanted = num_copies
             task = asyncio.create_task(self._rescale())
             self._rescaling.add(task)
@@ -131,10 +135,9 @@ class Supervisor:
         free = sorted(set(range(num_copies)) - {place.number for place in kept})
         new = free[: max(0, num_copies - len(kept))]
         if not outdated:
-            results = await asyncio.gather(*map(self._add, new), return_exceptions=True)
-            for failure in results:
-                if failure is not None:
-                    raise failure
+            added = await asyncio.gather(*map(self._add, new), return_exceptions=True)
+            for failure in filter(None, added):
+                raise failure
         for number in new if outdated else ():
             await self._add(number)
             if outdated:
@@ -142,7 +145,14 @@ class Supervisor:
         for place in [*outdated, *kept[num_copies:]]:
             await self._retire(place)
 
-    async def _add(self, number: int) -> None:
+    def _add(self, number: int) -> asyncio.Task[None]:
+        """A copy more; cancelled where fewer are wanted meanwhile."""
+        task = asyncio.create_task(self._launched(number))
+        self._adding.add(task)
+        task.add_done_callback(self._adding.discard)
+        return task
+
+    async def _launched(self, number: int) -> None:
         place = self._new_place(number)
         try:
             await place.launch(None)

@@ -34,8 +34,9 @@ _DIGEST_BYTES = 32
 _CLOSE_S = 10.0
 _MAX_PENDING_BYTES = 128 << 20
 """Copies of blocks that wait to be written; more aren't taken."""
-_MAX_SPARE_BYTES = 16 << 20
-"""Memory of copies that is kept for the next ones: fresh pages cost as much as copying."""
+_MAX_SPARE_BYTES = 64 << 20
+"""Memory of copies that is kept for the next ones, as many as come at once where sequences fill
+their blocks in the same step: fresh pages cost four times as much as copying."""
 _FORMAT = "2"
 """Of the files: blocks of another one are another model's."""
 

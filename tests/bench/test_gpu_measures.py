@@ -123,6 +123,25 @@ def test_a_start_without_the_servers_packages(
     assert row["ready_s"] > row["read_s"]
 
 
+def test_the_server_is_that_of_these_sources(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where another one is installed."""
+    installed = tmp_path / "installed/lmi_server"
+    installed.mkdir(parents=True)
+    (installed / "__init__.py").touch()
+    monkeypatch.setattr(sys, "path", [str(installed.parent), *sys.path])
+    monkeypatch.delitem(sys.modules, "lmi_server", raising=False)
+    monkeypatch.setenv("PYTHONPATH", "")
+    named = tmp_path / "named"
+    named.mkdir()
+    ready.name_the_server(named)
+    script = "import lmi_server; print(lmi_server.__file__)"
+    command = [sys.executable, "-c", script]
+    found = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert Path(found.stdout.strip()).resolve().parent == Path("server").resolve()
+
+
 def test_kernels_are_measured_where_they_run() -> None:
     roofs = {"copy_gb_per_s": 10.0, "read_gb_per_s": 5.0, "bf16_tflops": 0.01}
     for case in kernels.TINY_CASES:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import tarfile
 import time
@@ -22,6 +23,8 @@ from bench.gpu import (  # noqa: E402
     plan,
     summary,
 )
+
+EMULATOR = Path(__file__).parents[2] / "build/native/liblmi_cuda_emulator.so"
 
 
 def stage(script: str, *, name: str = "stage", limit_s: float = 20.0) -> Stage:
@@ -162,9 +165,39 @@ def test_a_library_of_another_machine_takes_the_place_of_the_build(
     assert first.count(" | ") == 2
     assert second.startswith("smoke 25 s: which native kernels run")
     assert not (tmp_path / "out").exists()
+    for is_dry in (False, True):
+        planned = plan.Plan(out_dir=tmp_path, prebuilt=library, is_dry=is_dry).stages()
+        assert {one.environment["LMI_CUDA_LIBRARY"] for one in planned} == {str(library)}
+        build = next(one for one in planned if one.name == "build_kernels")
+        record = run_stage(build, tmp_path, left_s=60.0)  # an empty file
+        assert record["status"] == "failed"
+        assert f"{library} can't be loaded" in record["output_tail"]
+
+
+@pytest.mark.skipif(not EMULATOR.exists(), reason="the emulator is not built: make build")
+def test_a_library_that_fits_is_taken_where_it_lies(tmp_path: Path) -> None:
+    library = tmp_path / "elsewhere.so"
+    shutil.copy(EMULATOR, library)
     planned = plan.Plan(out_dir=tmp_path, prebuilt=library).stages()
-    build = next(stage for stage in planned if stage.name == "build_kernels")
-    assert build.command == ("cp", str(library), "lmi_core/liblmi_cuda.so")
+    build = next(one for one in planned if one.name == "build_kernels")
+    assert run_stage(build, tmp_path, left_s=60.0)["status"] == "ok"
+    assert f"{library}, version" in (tmp_path / "build_kernels.log").read_text()
+    assert "elsewhere" in build.tells
+
+
+def test_a_stage_without_a_figure_has_failed(tmp_path: Path) -> None:
+    rows = [{"what": "a", "us": 1.0}, {"what": "b", "error": "lost"}]
+
+    def judged(some: list[dict[str, Any]], status: str) -> dict[str, Any]:
+        (tmp_path / "one.json").write_text(json.dumps(some))
+        return summary.judge(tmp_path, {"name": "one", "status": status})
+
+    assert judged(rows, "ok") == {"name": "one", "status": "ok", "num_errors": 1}
+    assert judged(rows[1:], "ok") == {"name": "one", "status": "failed", "num_errors": 1}
+    assert judged(rows[1:], "timeout")["status"] == "timeout"
+    assert judged(rows[:1], "ok") == {"name": "one", "status": "ok"}
+    record = {"name": "nothing written", "status": "ok"}
+    assert summary.judge(tmp_path, record) == record
 
 
 def test_lanes_run_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,6 +77,8 @@ def test_a_terminal_has_a_prompt_and_the_speed(url: str, tmp_path: Path) -> None
     read_until("> ")
     os.write(leader, QUESTION.encode())
     read_until("tokens/s]")
+    os.write(leader, b"/set max_new_tokens 2\nTell me a story.\n")
+    read_until("; cut off by max_new_tokens]")
     os.write(leader, b"/sytem x\n")
     read_until("did you mean /system?")
     os.write(leader, b"/quit\n")

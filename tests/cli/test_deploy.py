@@ -80,7 +80,7 @@ def test_the_images_entry_points(arguments: list[str], route: str, port: int) ->
     """As ``docker run IMAGE ARGUMENTS``, on a file system on which nothing can be written."""
     environ = image_environ(port) | {"XDG_CACHE_HOME": "/proc/none", "HF_HOME": "/proc/none"}
     with started("-m", "lmi_core", *arguments, **environ) as (url, process):
-        with urllib.request.urlopen(f"{url}/ping", timeout=10) as response:
+        with urllib.request.urlopen(f"{url}/ping", timeout=60) as response:
             assert response.status == 200
         body = {"inputs": "Once upon a time", "parameters": {"max_new_tokens": 3}}
         status, answer = post(f"{url}{route}", body)
@@ -107,7 +107,7 @@ def test_a_supervisor_is_told_of_readiness_and_of_the_end(tmp_path: Path) -> Non
         environ = {"NOTIFY_SOCKET": str(tmp_path / "notify")}
         with started("-m", "lmi_core", "serve", "--port", "0", **environ) as (url, process):
             assert supervisor.recv(100) == b"READY=1"
-            with urllib.request.urlopen(f"{url}/ping", timeout=10) as response:
+            with urllib.request.urlopen(f"{url}/ping", timeout=60) as response:
                 assert response.status == 200
             process.send_signal(signal.SIGTERM)
             assert supervisor.recv(100) == b"STOPPING=1"
@@ -172,7 +172,7 @@ def test_manifests_belong_together() -> None:
     name = metric["pods"]["metric"]["name"]
     with (
         started("-m", "lmi_core", "serve", "--port", "0") as (url, _),
-        urllib.request.urlopen(f"{url}/metrics", timeout=10) as response,
+        urllib.request.urlopen(f"{url}/metrics", timeout=60) as response,
     ):
         assert f"\n{name}{{" in response.read().decode()
 

@@ -141,7 +141,7 @@ def test_serve(model: str) -> None:
         too_long = {"inputs": "x" * 5000}
         status, answer = post(f"{url}/invocations", too_long)
         assert (status, json.loads(answer)["code"]) == (424, 424)
-        with urllib.request.urlopen(f"{url}/metrics", timeout=10) as response:
+        with urllib.request.urlopen(f"{url}/metrics", timeout=60) as response:
             metrics = response.read().decode()
         assert f'lmi_kv_blocks{{model_name="{name}",state="used"}} 0.0' in metrics
         assert f'lmi_generated_tokens_total{{model_name="{name}"}} 13.0' in metrics

@@ -66,7 +66,7 @@ def test_name_log_and_size(model: str, tmp_path: Path) -> None:
             assert (status, len(lines.splitlines())) == (200, 2)
             assert post(f"{url}/predictions/model", body)[0] == 404
             assert post(f"{url}/invocations", {"inputs": "x" * 5000})[0] == 413
-            with urllib.request.urlopen(f"{url}/v1/models", timeout=10) as response:
+            with urllib.request.urlopen(f"{url}/v1/models", timeout=60) as response:
                 assert json.load(response)["data"][0]["id"] == "chosen"
         log.seek(0)
         # warning leaves the access log out, and every line that is left is JSON
@@ -143,17 +143,17 @@ def test_headers_and_statuses(model: str) -> None:
         asked = urllib.request.Request(f"{url}/invocations", method="OPTIONS")
         asked.add_header("Origin", "https://a.example")
         asked.add_header("Access-Control-Request-Method", "POST")
-        with urllib.request.urlopen(asked, timeout=10) as response:
+        with urllib.request.urlopen(asked, timeout=60) as response:
             assert response.headers["Access-Control-Allow-Methods"] == "POST"
             assert response.headers["Access-Control-Allow-Headers"] == "X-One, X-Two"
         named = urllib.request.Request(f"{url}/ping")
         named.add_header("X-Amzn-SageMaker-Inference-Id", "mine")
-        with urllib.request.urlopen(named, timeout=10) as response:
+        with urllib.request.urlopen(named, timeout=60) as response:
             assert response.headers["X-Amzn-SageMaker-Inference-Id"] == "mine"
             assert "x-request-id" not in response.headers
         overridden = urllib.request.Request(f"{url}/invocations", b"{}", {"handler": "x"})
         with pytest.raises(urllib.error.HTTPError) as refused:
-            urllib.request.urlopen(overridden, timeout=10)
+            urllib.request.urlopen(overridden, timeout=60)
         with refused.value as response:
             status, answer = response.status, response.read()
         assert (status, json.loads(answer)["code"]) == (422, 422), answer
@@ -174,7 +174,7 @@ def test_https(model: str, tmp_path: Path) -> None:
         body = {"inputs": "hello", "parameters": {"max_new_tokens": 3}, "stream": True}
         request = urllib.request.Request(f"{url}/invocations", json.dumps(body).encode())
         request.add_header("Content-Type", "application/json")
-        with urllib.request.urlopen(request, timeout=10, context=trusted) as response:
+        with urllib.request.urlopen(request, timeout=60, context=trusted) as response:
             assert len(response.read().splitlines()) == 3
     key.write_text("")
     done = lmi("serve", model, environ={**os.environ, **environ})

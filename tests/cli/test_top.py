@@ -72,6 +72,9 @@ def test_the_screen() -> None:
     assert "batch    2 sequences run, 5 requests wait" in text
     assert f"[{'#' * 3}{'+' * 6}{' ' * 21}] 10 used (#), 20 cached (+) of 100" in text
     assert "50% of prompts from the cache" in text
+    assert "rates    0.0 requests/s  1,000 prompt tokens/s  100 generated tokens/s\n" in text
+    assert "           0.0 steps/s  0.0 preemptions/s\n" in text
+    assert max(map(len, text.splitlines())) < 80
 
 
 def test_a_server_is_watched() -> None:

@@ -34,13 +34,16 @@ class HereLink(SealedLink):
 
     name = "127.0.0.1"
 
-    def __init__(self) -> None:
+    def __init__(self, has_room: bool = True) -> None:
         super().__init__()
         self.host = CopyHost()
+        self.has_room = has_room
 
     async def open(
         self, on_message: Callable[[Any], None], on_lost: Callable[[], None]
     ) -> Connection:
+        if not self.has_room:
+            await asyncio.Event().wait()
         host, port = await asyncio.to_thread(self.host.start, self.secret, "127.0.0.1")
         return await self.dial(host, port, on_message, on_lost)
 
@@ -49,14 +52,17 @@ class HereLink(SealedLink):
             self.host._process.kill()
 
     async def ended(self) -> str:
+        if self.host._process is None:
+            return "never started"
         return f"status {await asyncio.to_thread(self.host.wait)}"
 
 
 class OtherMachines:
     """Implements ``Machines``: every copy is here and is treated as if it weren't."""
 
-    def __init__(self, address: str = "") -> None:
+    def __init__(self, address: str = "", room: int = 9) -> None:
         self.address = address
+        self.room = room
         self.links: list[HereLink] = []
 
     def claim(self, config: EngineConfig, num_copies: int) -> bool:
@@ -71,7 +77,7 @@ class OtherMachines:
         return CopySettings(config=replace(config, num_threads=1), packs=True)
 
     def link(self, settings: CopySettings) -> HereLink:
-        self.links.append(HereLink())
+        self.links.append(HereLink(len(self.links) < self.room))
         return self.links[-1]
 
 
@@ -114,6 +120,40 @@ def test_requests_of_a_lost_machine_go_on_elsewhere() -> None:
             assert await text(copies, requests(1)[0]) == undisturbed[0]
         ends = [link.host._process for link in machines.links]
         assert all(process is not None and process.returncode is not None for process in ends)
+
+    asyncio.run(main())
+
+
+def test_copies_that_find_no_room_are_given_up_when_fewer_are_wanted() -> None:
+    async def main() -> None:
+        machines = OtherMachines(room=2)
+        async with Copies(CONFIG, 1, machines=machines) as copies:
+            await copies.scale(4, 4)
+            await until(lambda: len(machines.links) == 4 and len(copies.copies) == 2, timeout_s=30)
+            assert copies._supervisor.is_scaling
+            await copies.scale(2, 2)
+            await until(lambda: not copies._supervisor.is_scaling, timeout_s=30)
+            assert (len(copies.copies), len(copies._supervisor._places)) == (2, 2)
+            await text(copies, requests(1)[0])
+
+    asyncio.run(main())
+
+
+class UnlikeMachines(OtherMachines):
+    """The second has another processor."""
+
+    def settings(
+        self, config: EngineConfig, number: int, num_copies: int, *, is_first: bool
+    ) -> CopySettings:
+        level = "scalar" if number else ""
+        return CopySettings(config=replace(config, num_threads=1, instruction_set=level))
+
+
+def test_machines_that_would_change_bits_are_refused() -> None:
+    async def main() -> None:
+        with pytest.raises(EngineError, match=r"127.0.0.1 computes with scalar.*instruction_set"):
+            async with Copies(CONFIG, 2, machines=UnlikeMachines()):
+                pass
 
     asyncio.run(main())
 

@@ -1,13 +1,16 @@
 // cuBLASLt's functions on host memory, as its documentation defines them, for what linear_dense.cu
-// asks for: column-major matrices, A transposed or not, fp32 results, a bias per row of D.
+// asks for: column-major matrices, A transposed or not, fp32 results, a bias per row of D; of int8
+// matrices int32 results; int8 and fp8 ones only with A transposed and whole vectors of them.
 #include "cuda/cublaslt.h"
 
 #include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <thread>
+#include <vector>
 
 #include "common/dtype.h"
+#include "cuda/device.cuh"
 
 using namespace lmi;
 using namespace lmi::cuda;
@@ -18,6 +21,7 @@ constexpr int kInvalidValue = 7;
 constexpr int kNotSupported = 15;
 
 struct MatmulDescription {
+  int compute;
   int32_t is_transposed = 0;
   uint32_t epilogue = 1;
   const float* bias = nullptr;
@@ -41,9 +45,59 @@ bool is_aligned(const void* pointer, uint64_t alignment) {
 
 float element(const MatrixLayout& layout, const void* data, uint64_t row, uint64_t column) {
   const uint64_t at = column * static_cast<uint64_t>(layout.stride) + row;
-  if (layout.type == cublaslt::kFloat32) return static_cast<const float*>(data)[at];
-  const uint16_t bits = static_cast<const uint16_t*>(data)[at];
-  return bf16_to_float(bits);
+  switch (layout.type) {
+    case cublaslt::kFloat32:
+      return static_cast<const float*>(data)[at];
+    case cublaslt::kInt8:
+      return static_cast<const int8_t*>(data)[at];
+    case cublaslt::kFloat8E4M3:
+      return float8_value<3>(static_cast<const uint8_t*>(data)[at]);
+    default:
+      return bf16_to_float(static_cast<const uint16_t*>(data)[at]);
+  }
+}
+
+// What the documentation wants of matrices of codes: dimensions, of A as it is stored, that are
+// multiples of 4 (int8) or 16 (fp8).
+bool is_supported(const MatmulDescription& how, const MatrixLayout& a, const MatrixLayout& d) {
+  const bool is_int8 = a.type == cublaslt::kInt8;
+  if (is_int8 != (how.compute == cublaslt::kCompute32I)) return false;
+  if (d.type != (is_int8 ? cublaslt::kInt32 : cublaslt::kFloat32)) return false;
+  if (!is_int8 && a.type != cublaslt::kFloat8E4M3) return true;
+  const uint64_t unit = is_int8 ? 4 : 16;
+  return how.is_transposed != 0 && a.rows % unit == 0 && a.columns % unit == 0 &&
+         static_cast<uint64_t>(a.stride) % unit == 0;
+}
+
+// Columns one after the other, or rows.
+std::vector<float> vectors_of(const MatrixLayout& layout, const void* data, bool is_by_row) {
+  std::vector<float> values(layout.rows * layout.columns);
+  for (uint64_t column = 0; column < layout.columns; ++column) {
+    for (uint64_t row = 0; row < layout.rows; ++row) {
+      values[is_by_row ? row * layout.columns + column : column * layout.rows + row] =
+          element(layout, data, row, column);
+    }
+  }
+  return values;
+}
+
+// alpha (A B)[row, column] and the bias, stored as D is.
+template <typename Sum>
+void multiply(const MatmulDescription& how, Sum alpha, const void* a, const MatrixLayout& left,
+              const void* b, const MatrixLayout& right, void* d, const MatrixLayout& result) {
+  const std::vector<float> weights = vectors_of(left, a, how.is_transposed == 0);
+  const std::vector<float> x = vectors_of(right, b, false);
+  for (uint64_t column = 0; column < result.columns; ++column) {
+    for (uint64_t row = 0; row < result.rows; ++row) {
+      Sum sum = 0;
+      for (uint64_t i = 0; i < right.rows; ++i) {
+        sum += static_cast<Sum>(weights[row * right.rows + i] * x[column * right.rows + i]);
+      }
+      sum *= alpha;
+      if (how.epilogue == cublaslt::kEpilogueBias) sum += static_cast<Sum>(how.bias[row]);
+      static_cast<Sum*>(d)[column * static_cast<uint64_t>(result.stride) + row] = sum;
+    }
+  }
 }
 
 template <typename Value>
@@ -84,8 +138,10 @@ EXPORTED int cublasLtCreate(cublaslt::Handle* handle) {
 }
 
 EXPORTED int cublasLtMatmulDescCreate(cublaslt::Description* made, int compute, int scale) {
-  if (compute != cublaslt::kCompute32F || scale != cublaslt::kFloat32) return kNotSupported;
-  *made = new MatmulDescription;
+  const bool is_int8 = compute == cublaslt::kCompute32I && scale == cublaslt::kInt32;
+  const bool is_float = compute == cublaslt::kCompute32F && scale == cublaslt::kFloat32;
+  if (!is_int8 && !is_float) return kNotSupported;
+  *made = new MatmulDescription{compute};
   return 0;
 }
 
@@ -142,15 +198,19 @@ EXPORTED int cublasLtMatmulPreferenceSetAttribute(cublaslt::Preference preferenc
 }
 
 // Rows of more than 1000 inputs want a workspace; algorithms want all the alignment that there is.
-EXPORTED int cublasLtMatmulAlgoGetHeuristic(cublaslt::Handle, cublaslt::Description,
+EXPORTED int cublasLtMatmulAlgoGetHeuristic(cublaslt::Handle, cublaslt::Description description,
                                             cublaslt::Layout a, cublaslt::Layout, cublaslt::Layout,
-                                            cublaslt::Layout, cublaslt::Preference preference,
+                                            cublaslt::Layout d, cublaslt::Preference preference,
                                             int num_wanted, cublaslt::Heuristic* found,
                                             int* num_found) {
   ++num_heuristics;
   *num_found = 0;
   if (num_wanted < 1) return kInvalidValue;
   const auto& layout = *static_cast<const MatrixLayout*>(a);
+  if (!is_supported(*static_cast<const MatmulDescription*>(description), layout,
+                    *static_cast<const MatrixLayout*>(d))) {
+    return kNotSupported;
+  }
   const auto& preferred = *static_cast<const MatmulPreference*>(preference);
   const size_t wanted = layout.rows > 1000 ? 4096 : 0;
   if (wanted > preferred.max_workspace_bytes) return kNotSupported;
@@ -177,8 +237,8 @@ EXPORTED int cublasLtMatmul(cublaslt::Handle, cublaslt::Description description,
   const uint64_t rows = how.is_transposed ? left.columns : left.rows;
   const uint64_t inner = how.is_transposed ? left.rows : left.columns;
   if (inner != right.rows || rows != result.rows || right.columns != result.columns ||
-      result.type != cublaslt::kFloat32 || algorithm->data[0] != left.columns ||
-      *static_cast<const float*>(beta) != 0.0f) {
+      left.type != right.type || !is_supported(how, left, result) ||
+      algorithm->data[0] != left.columns || *static_cast<const uint32_t*>(beta) != 0) {
     return kInvalidValue;
   }
   const uint64_t id = algorithm->data[kAlgorithmId];
@@ -188,18 +248,10 @@ EXPORTED int cublasLtMatmul(cublaslt::Handle, cublaslt::Description description,
   for (int i = 0; i < 4; ++i) {
     if (!is_aligned(matrices[i], algorithm->data[1 + i])) return kInvalidValue;
   }
-  for (uint64_t column = 0; column < result.columns; ++column) {
-    for (uint64_t row = 0; row < rows; ++row) {
-      float sum = 0.0f;
-      for (uint64_t i = 0; i < inner; ++i) {
-        const float weight =
-            how.is_transposed ? element(left, a, i, row) : element(left, a, row, i);
-        sum += weight * element(right, b, i, column);
-      }
-      sum *= *static_cast<const float*>(alpha);
-      if (how.epilogue == cublaslt::kEpilogueBias) sum += how.bias[row];
-      static_cast<float*>(d)[column * static_cast<uint64_t>(result.stride) + row] = sum;
-    }
+  if (left.type == cublaslt::kInt8) {
+    multiply(how, *static_cast<const int32_t*>(alpha), a, left, b, right, d, result);
+  } else {
+    multiply(how, *static_cast<const float*>(alpha), a, left, b, right, d, result);
   }
   return 0;
 }

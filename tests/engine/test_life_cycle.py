@@ -49,7 +49,7 @@ def test_life_cycle() -> None:
             assert engine.healthy
             task = asyncio.create_task(collect(engine, [1], SamplingParams(max_new_tokens=30)))
             await until(lambda: engine.stats().num_running == 1)
-        assert task.done() or await asyncio.wait_for(task, 1)
+        assert task.done() or await asyncio.wait_for(task, 30)
         assert task.result()[-1].finish_reason is not FinishReason.ABORT
         assert engine.state is LifeState.STOPPED
         assert runner.is_closed

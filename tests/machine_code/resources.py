@@ -5,9 +5,9 @@
 object; ``resources.py check BUILD_DIR`` fails where a kernel takes more than resources.txt allows
 it, or is not in it; ``resources.py write BUILD_DIR`` makes a new one; ``resources.py report
 BUILD_DIR [PATTERN]`` prints the kernels with that in their names, and fails where any is worse than
-the bars of latency.py; ``resources.py spills BUILD_DIR`` fails where a kernel spills more on any of
-the architectures that were built than resources.txt allows on sm_90a. All but the first and the
-last need cuobjdump, as loops.py does.
+the bars of latency.py; ``resources.py spills BUILD_DIR`` fails where a kernel spills much more on
+any of the architectures that were built than resources.txt allows on sm_90a. All but the first and
+the last need cuobjdump, as loops.py does.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ HEADER = """\
 # At least: blocks of a multiprocessor, KiB that it keeps under way. At most: atomics that loop,
 # bytes read from the L2 cache over those of the operands (0: no product).
 """
+OTHER_SPILL_BYTES = 32
+"""That a kernel may spill beyond its limit on other architectures: it is fitted to sm_90a."""
 LEAST = ("blocks", "KiB under way")
 FIELDS = ("registers", "spilled bytes", "shared bytes", *LEAST, "looping atomics", "L2 reads")
 WIDTHS = (4, 4, 6, 3, 5, 3, 5)
@@ -123,7 +125,8 @@ def check_spills(build_dir: Path) -> int:
         f"{name} spills {own.spill_bytes} bytes on {architecture}"
         for architecture, found in builds.items()
         for name, own in found.items()
-        if own.spill_bytes > limits.get(name, [0.0, 0.0])[FIELDS.index("spilled bytes")]
+        if own.spill_bytes
+        > limits.get(name, [0.0, 0.0])[FIELDS.index("spilled bytes")] + OTHER_SPILL_BYTES
     ]
     for fault in faults:
         print(fault, file=sys.stderr)

@@ -253,7 +253,7 @@ def test_half_closed_connections(dialect: str, path: str, num_bytes: int) -> Non
         async with serving() as served:
             whole = posted(b"{}" * 50, path)
             cut = whole[: len(whole) - 100 + num_bytes]
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(20):
                 assert await served.raw(cut, half_close=True) == b""
             await eventually(lambda: served.models.num_in_flight == 0)
 
@@ -272,7 +272,7 @@ def test_slow_heads(dialect: str) -> None:
                 group.create_task(is_cut_off(served, head))
 
     async def is_cut_off(served: Served, head: bytes) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(20):
             assert await served.raw(head) == b""
 
     asyncio.run(run())

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from lmi_core import _native
-from lmi_core.ops.device import packed_weight
 from lmi_core.ops.device.paged_cache import PagedCache
 from lmi_core.ops.device.step_list import StepList, StepListSizes
 from lmi_core.ops.graph import RowSymbol
@@ -52,10 +51,12 @@ class Value:
 @dataclass(slots=True, eq=False)
 class UnpackedWeight(Value):
     """Room for an unpacked weight of as many bytes as ``columns``, for one node: none where no step
-    has rows enough."""
+    has more rows than ``most_rows``."""
+
+    most_rows: int = 0
 
     def num_bytes(self, num_rows: int) -> int:
-        return Value.num_bytes(self, 1) if num_rows > packed_weight.MAX_PACKED_ROWS else 0
+        return Value.num_bytes(self, 1) if num_rows > self.most_rows else 0
 
 
 @dataclass(slots=True, eq=False)
@@ -105,7 +106,7 @@ class RecordedSteps:
 
     def _add(self, node: Node) -> None:
         arguments = {name: self._plain(value) for name, value in node.arguments.items()}
-        if node.name in ("linear", "linear_packed"):
+        if node.name in ("linear", "linear_packed", "linear_quantized"):
             arguments["workspace"] = self._workspace.data_ptr()
             arguments["workspace_bytes"] = self._workspace.numel()
         elif node.name == "sample":

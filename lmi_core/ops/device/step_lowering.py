@@ -251,12 +251,6 @@ class StepLowering:
         if weight.num_inputs % 8 != 0:
             reason = f"the CUDA kernel has no rows of {weight.num_inputs} inputs"
             raise NotNativeError("linear_packed", reason)
-        unpacked = None
-        if cublaslt.can_unpack():
-            node_id = len(self.nodes)
-            num_bytes = weight.unpacked_bytes
-            unpacked = UnpackedWeight(torch.uint8, num_bytes, x.rows, node_id, node_id)
-            self._values.append(unpacked)
         self._node(
             "linear_packed",
             x.rows,
@@ -264,9 +258,8 @@ class StepLowering:
             panels=weight.panels,
             bias=bias,
             y=y,
-            unpacked=unpacked,
-            unpacked_bytes=weight.unpacked_bytes,
             max_packed_rows=packed_weight.MAX_PACKED_ROWS,
+            **self._room_to_unpack(weight, x.rows, packed_weight.MAX_PACKED_ROWS),
             num_outputs=weight.num_outputs,
             num_inputs=weight.num_inputs,
             group_size=weight.group_size,
@@ -299,8 +292,22 @@ class StepLowering:
             num_inputs=weight.num_inputs,
             group_size=weight.group_size,
             is_gated=weight.is_gated,
+            max_panel_rows=packed_weight.MAX_PANEL_ROWS,
+            **self._room_to_unpack(weight, x.rows, packed_weight.MAX_PANEL_ROWS),
             **{name: value for name, value in coded.items() if name != "scales"},
         )
+
+    def _room_to_unpack(
+        self, weight: PackedWeight, rows: RowSymbol, most_rows: int
+    ) -> dict[str, object]:
+        """For steps of more rows; nothing where none are unpacked."""
+        num_bytes = weight.unpacked_bytes
+        if not num_bytes or not cublaslt.can_unpack():
+            return {}
+        node_id = len(self.nodes)
+        room = UnpackedWeight(torch.uint8, num_bytes, rows, node_id, node_id, most_rows=most_rows)
+        self._values.append(room)
+        return {"unpacked": room, "unpacked_bytes": num_bytes}
 
     def _quantize(self, x: Handle, row_format: RowFormat) -> None:
         value = self._of_handles[x]

@@ -35,7 +35,7 @@ def scraped() -> Iterator[str]:
     with serving("--metric-aliases", "vllm,tgi,djl", "--served-model-name", "m") as url:
         body = {"inputs": "Once upon a time", "parameters": {"max_new_tokens": 5}}
         assert post(f"{url}/invocations", body)[0] == 200
-        with urllib.request.urlopen(f"{url}/metrics", timeout=10) as response:
+        with urllib.request.urlopen(f"{url}/metrics", timeout=60) as response:
             yield response.read().decode()
 
 

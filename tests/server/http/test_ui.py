@@ -22,7 +22,7 @@ def get(url: str, **headers: str) -> tuple[int, str, str]:
     for name, value in headers.items():
         request.add_header(name.replace("_", "-"), value)
     try:
-        with urllib.request.urlopen(request, timeout=10) as response:
+        with urllib.request.urlopen(request, timeout=60) as response:
             kind = response.headers["Content-Type"]
             return response.status, kind, response.read().decode()
     except urllib.error.HTTPError as error:

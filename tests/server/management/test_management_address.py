@@ -122,10 +122,10 @@ def test_a_running_server_says_where_management_is() -> None:
             for line in process.banner
             if line.startswith("Management on ")
         ]
-        with urllib.request.urlopen(f"{url}/models", timeout=10) as response:
+        with urllib.request.urlopen(f"{url}/models", timeout=60) as response:
             assert json.load(response)["models"]
         with pytest.raises(urllib.error.HTTPError) as raised:
-            urllib.request.urlopen(f"http://127.0.0.1:{process.port}/models", timeout=10)
+            urllib.request.urlopen(f"http://127.0.0.1:{process.port}/models", timeout=60)
         raised.value.close()
         assert raised.value.code == 404
         process.popen.send_signal(signal.SIGTERM)

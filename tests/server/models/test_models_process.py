@@ -155,7 +155,7 @@ def test_models_come_and_go_under_load(store: Path, alone: dict[str, str]) -> No
         assert set(texts) == {alone["a"]}
         assert len(texts) > 10
         assert resident[-1] - resident[1] < 8 << 20, resident
-        with urllib.request.urlopen(server.url + "/metrics", timeout=10) as response:
+        with urllib.request.urlopen(server.url + "/metrics", timeout=60) as response:
             metrics = response.read().decode()
         assert 'lmi_kv_blocks{model_name="a",state="used"} 0.0' in metrics
         assert 'model_name="b"' not in metrics

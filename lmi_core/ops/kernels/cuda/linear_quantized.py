@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import cast
 
+import torch
 from torch import Tensor
 
+from lmi_core.ops.device import packed_weight
 from lmi_core.ops.device.packed_weight import PackedWeight
 from lmi_core.ops.device.quantized_rows import QuantizedRows, RowFormat
-from lmi_core.ops.kernels.cuda import library
+from lmi_core.ops.kernels.cuda import cublaslt, library
 from lmi_core.ops.kernels.cuda.results import outlier_stride, results_like
 
 
@@ -21,6 +23,7 @@ def linear_quantized(
     rows = x if isinstance(x, QuantizedRows) else quantize_rows(x, weight.row_format)
     num_rows = len(rows.scales)
     y = rows.scales.new_empty(num_rows, weight.num_outputs)
+    room = _room_to_unpack(weight, y)
     library.call(
         "linear_quantized",
         y,
@@ -38,8 +41,25 @@ def linear_quantized(
         group_size=weight.group_size,
         is_gated=weight.is_gated,
         code_type=rows.codes.dtype,
+        **room,
     )
+    if room:
+        library.load().log_notices()
     return y
+
+
+def _room_to_unpack(weight: PackedWeight, y: Tensor) -> dict[str, object]:
+    """Arguments for products of so many rows that cuBLASLt makes them; else none."""
+    num_bytes, most = weight.unpacked_bytes, packed_weight.MAX_PANEL_ROWS
+    if len(y) <= most or not num_bytes or not cublaslt.can_unpack():
+        return {}
+    return {
+        "unpacked": y.new_empty(num_bytes, dtype=torch.uint8),
+        "unpacked_bytes": num_bytes,
+        "max_panel_rows": most,
+        "workspace": cublaslt.workspace_of(y.device),
+        "workspace_bytes": cublaslt.WORKSPACE_BYTES,
+    }
 
 
 def quantize_rows(x: Tensor, format: RowFormat) -> QuantizedRows:
