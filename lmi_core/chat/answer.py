@@ -143,12 +143,21 @@ class RemoteSource(AnswerSource):
 
     def _frames(self, lines: http.client.HTTPResponse) -> Iterator[Any]:
         """Raises EngineError for a stream that isn't ended as one is."""
+        is_ended = False
         try:
             for line in lines:
-                if line.startswith(b"data:") and line[5:].strip() != b"[DONE]":
-                    yield json.loads(line[5:])
+                data = line.removeprefix(b"data:").strip()
+                if data == line.strip() or data == b"[DONE]":
+                    is_ended |= data == b"[DONE]"
+                    continue
+                frame = json.loads(data)
+                # Not every server says that it is done.
+                is_ended |= any(c.get("finish_reason") for c in frame.get("choices", ()))
+                yield frame
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise EngineError(f"{self.url} broke off its answer: {error}") from None
+        if not is_ended:
+            raise EngineError(f"{self.url} broke off its answer")
 
     def ask(self, method: str, path: str, body: object = None) -> http.client.HTTPResponse:
         """The answer, to be closed. Raises LmiError for a server that refuses, or isn't there."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import pty
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,6 +57,33 @@ def test_errors_are_one_line(url: str, arguments: list[str], message: str) -> No
     assert result.returncode == 2
     assert message in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+def test_a_server_that_breaks_off_is_told_after_what_came() -> None:
+    asked = b""
+    frame = b'data: {"choices": [{"delta": {"content": "Once"}}]}\n\n'
+
+    def answer(listener: socket.socket) -> None:
+        nonlocal asked
+        client, _ = listener.accept()
+        with client:
+            while not asked.endswith(b"}"):
+                asked += client.recv(65536)
+            head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+            client.sendall(head + b"%x\r\n%s\r\n" % (len(frame), frame))
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=answer, args=(listener,))
+        thread.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        result = lmi("chat", "--url", url, "m", "--top-k", "5", text="hi\n")
+        thread.join()
+    assert result.stdout == "Once\n"
+    assert f"lmi: {url} broke off its answer\n" in result.stderr
+    assert (result.returncode, result.stderr.count("\n")) == (4, 1)
+    body = json.loads(asked.partition(b"\r\n\r\n")[2])
+    assert body["top_k"] == 5
+    assert "min_p" not in body
 
 
 def test_a_terminal_has_a_prompt_and_the_speed(url: str, tmp_path: Path) -> None:
