@@ -2,18 +2,22 @@
 
     python -m bench.replay --trace poisson --requests 200
 
-First the 160m model's steps are timed here and now: batches of 1, 8 and 32 that decode, prompts of
-64, 128, 512 and 2048 tokens. The simulator's costs are scaled by what these take beside its table
-(``bench/step_seconds.py``), and the trace is played by the simulator with them, and by the engine
-in real time, in turn, ``--rounds`` times; last comes the median of the rounds' ratios. Wants a
-quiet machine: what else runs takes time from the engine alone. ``--stretch 2`` has requests come at
-half the rate, for a machine that is slower.
+In turn, ``--rounds`` times, the 160m model's steps are timed, the trace is played by the engine in
+real time, and the steps are timed once more: batches of 1 to 32 that decode, prompts of 48 to 2048
+tokens, and what passes between steps of which the second needs the first one's tokens, prompts
+beside texts. The simulator's costs are scaled by what these take beside its table
+(``bench/step_seconds.py``), by the mean of before and behind, and the simulator plays the trace
+with them; last comes the median of the rounds' ratios. Requests come at nearly the rate that the
+machine of the table can serve, where a tenth more of a step's time doubles the wait for a first
+token: on a machine that is slower take ``--stretch 1.5``, which has them come at two thirds of the
+rate. Wants a quiet machine: what else runs takes time from the engine alone.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import os
 import random
 import statistics
@@ -30,9 +34,11 @@ from lmi_core.engine.engine import Engine
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.settings.engine_config import EngineConfig
 
-_BATCHES, _PROMPTS = (1, 8, 32), (64, 128, 512, 2048)
+_BATCHES, _PROMPTS = (1, 2, 4, 8, 12, 16, 24, 32), (48, 64, 128, 512, 2048)
 _NUM_PROMPT, _NUM_NEW = 128, 64
 _NUM_TIMES = 3
+_NUM_BESIDE, _NUM_TURNS = 8, 12
+"""Texts that decode, and prompts that come beside them one after the other."""
 
 
 async def ask(
@@ -72,6 +78,34 @@ async def factors_of(engine: Engine, log: StepLog, rng: random.Random) -> Points
     return tuple(sorted(factors.items()))
 
 
+async def gap_of(engine: Engine, log: StepLog, rng: random.Random) -> float:
+    """Seconds from the end of a step to the start of one that needs its tokens, where texts decode
+    beside prompts."""
+    vocab_size = engine.info.runner.vocab_size
+
+    def prompt() -> list[int]:
+        return [rng.randrange(4, vocab_size) for _ in range(_NUM_PROMPT)]
+
+    async def come() -> None:
+        for _ in range(_NUM_TURNS):
+            await ask(engine, prompt(), 3, [])
+
+    log.steps.clear()
+    texts = (ask(engine, prompt(), 4 * _NUM_TURNS, []) for _ in range(_NUM_BESIDE))
+    await asyncio.gather(come(), *texts)
+    gaps = [
+        after - before - step.native_seconds
+        for (before, _), (after, step) in itertools.pairwise(log.steps)
+        if step.num_tokens > step.num_seqs > 1
+    ]
+    return max(0.0, statistics.median(gaps))
+
+
+async def costs_of(engine: Engine, log: StepLog, rng: random.Random) -> tuple[Points, float]:
+    """Factors of the table and the gap."""
+    return await factors_of(engine, log, rng), await gap_of(engine, log, rng)
+
+
 async def play(engine: Engine, trace: Trace, rng: random.Random) -> list[Served]:
     """Send what comes when it comes."""
     info = engine.info.runner
@@ -108,17 +142,24 @@ async def measure(options: argparse.Namespace) -> None:
     async with Engine(config, observer=log) as engine:
         print(" " * 24, *(f"{title:>9}" for title in summary([], 1.0)))
         for _ in range(options.rounds):
-            factors = await factors_of(engine, log, rng)
-            costs = LLAMA_160M_BF16.scaled(factors)
-            run = Simulation(trace, POLICIES["engine"], costs, engine.info.runner)
-            simulated = summary(run.run(), run.now_s)
-            show(options.trace, "simulated", simulated)
+            timed = [await costs_of(engine, log, rng)]
             begun_s = time.monotonic()
             played = await play(engine, trace, rng)
             measured = summary(played, time.monotonic() - begun_s)
             show(options.trace, "engine", measured)
+            timed.append(await costs_of(engine, log, rng))
+            factors = tuple(
+                (rows, (before + behind) / 2)
+                for (rows, before), (_, behind) in zip(*(each for each, _ in timed), strict=True)
+            )
+            gap_s = statistics.mean(gap_s for _, gap_s in timed)
+            costs = replace(LLAMA_160M_BF16.scaled(factors), gap_s=gap_s)
+            run = Simulation(trace, POLICIES["engine"], costs, engine.info.runner)
+            simulated = summary(run.run(), run.now_s)
+            show(options.trace, "simulated", simulated)
             shown = ", ".join(f"{rows}: {factor:.2f}" for rows, factor in factors)
-            print(f"  steps take x{shown}; load {os.getloadavg()[0]:.1f}", flush=True)
+            load = os.getloadavg()[0]
+            print(f"  steps take x{shown}; gap {1e3 * gap_s:.1f} ms; load {load:.1f}", flush=True)
             for name, value in measured.items():
                 ratios.setdefault(name, []).append(
                     value / simulated[name] if simulated[name] else 1.0

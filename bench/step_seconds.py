@@ -48,15 +48,16 @@ class StepSeconds:
     """From the end of a step to the next one's start, where that needs the first one's tokens."""
 
     def scaled(self, factors: Points) -> StepSeconds:
-        """With each point so many times as long, by its rows: on lines between ``factors``, and as
-        the nearest of them beyond."""
+        """So many times as long, by the rows: on lines between ``factors``, and as the nearest of
+        them beyond. Their rows become points."""
         first, last = factors[0], factors[-1]
 
         def factor(num_rows: int) -> float:
             return _on_line(factors, min(max(num_rows, first[0]), last[0]))
 
         def points(old: Points) -> Points:
-            return tuple((num_rows, seconds * factor(num_rows)) for num_rows, seconds in old)
+            known = {num_rows for num_rows, _ in (*old, *factors) if num_rows <= old[-1][0]}
+            return tuple((rows, _on_line(old, rows) * factor(rows)) for rows in sorted(known))
 
         return replace(
             self,

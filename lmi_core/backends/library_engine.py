@@ -215,6 +215,11 @@ class LibraryEngine:
         if request.adapter:
             self._adapter_source()
             self._adapters.find(request.adapter)
+        if request.max_queue_s is not None:
+            raise UserError(
+                f"max_queue_s is not available with {self.config.backend}; leave it out",
+                field="max_queue_s",
+            )
         request.params.validate(
             vocab_size=self._source.vocab_size, max_logprobs=self.config.max_logprobs
         )

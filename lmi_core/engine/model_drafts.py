@@ -32,8 +32,11 @@ _LEAST_CHANCE = 0.1
 """Of a sequence's drafts, that they are worth a row."""
 _PATIENCE, _LEAST_PATIENCE, _MOST_PATIENCE = 64, 2, 1024
 """Steps after which one sequence whose drafts don't pay is tried again: texts and load change. Half
-as many, and less, once drafts were right; twice as many each time that one was wrong."""
+as many, and less, once drafts were right against all odds; twice as many each time that one was
+wrong."""
 _TRIAL_DEPTH = 2
+_SURPRISE = 0.1
+"""Trials say that a text has changed where it was less likely than this that they are right."""
 _NUM_BESIDE_OTHERS = 128
 """Rows of prompts that a chain computes beside sequences that decode."""
 _NUM_SHORT = 4
@@ -105,6 +108,8 @@ class ModelDrafts:
         self._contents: dict[int, bytes] = {}
         """Hashes of what whole blocks hold of the draft model's KV, where that is known."""
         self._patience, self._num_idle = _PATIENCE, 0
+        self._likelihood = 1.0
+        """Of the last trials being right, by what was known before each; 1 behind a wrong one."""
         self._num_trials: dict[Sequence, int] = {}
         self._trial: Sequence | None = None
         self._tried: Sequence | None = None
@@ -138,9 +143,18 @@ class ModelDrafts:
         chosen = [s for s in sequences if self.chance(s) > _LEAST_CHANCE]
         if len(chosen) > most:
             chosen = sorted(chosen, key=self.chance, reverse=True)[:most]
-        depth = self._num_worthwhile(chosen, num_rows, num_tokens, most, ahead=ahead)
+        chances = [self.chance(s) for s in chosen]
+        depth = self._num_worthwhile(chances, num_rows, num_tokens, most, ahead=ahead)
         depths = [(sequence, depth) for sequence in chosen if depth]
         self._trial = self._due(sequences, frozenset(s for s, _ in depths))
+        all_right = [1.0] * min(len(sequences), most)
+        # Where not even drafts that are right pay, a trial would only cost.
+        if (
+            not depth
+            and self._trial is not None
+            and not self._num_worthwhile(all_right, num_rows, num_tokens, most, ahead=ahead)
+        ):
+            self._trial = None
         num_left = most - depth * len(depths)
         if self._trial is not None and num_left > 0:
             depths.append((self._trial, min(_TRIAL_DEPTH, self._max_depth, num_left)))
@@ -167,27 +181,31 @@ class ModelDrafts:
         if any(sequence is self._trial for sequence in sequences):
             self._tried, self._trial, self._num_idle = self._trial, None, 0
 
-    def _end_trial(self, sequence: Sequence, *, is_right: bool) -> None:
+    def _end_trial(self, sequence: Sequence, likelihood: float, *, is_right: bool) -> None:
+        """``likelihood``: that all of its drafts would be right."""
         self._tried = None
         self._num_trials[sequence] = self._num_trials.get(sequence, 0) + 1
-        if is_right:
-            self._patience = max(_LEAST_PATIENCE, min(_PATIENCE, self._patience) // 8)
-        else:
+        if not is_right:
             self._patience = min(_MOST_PATIENCE, 2 * self._patience)
+        self._likelihood = self._likelihood * likelihood if is_right else 1.0
+        if self._likelihood < _SURPRISE:
+            self._likelihood = 1.0
+            self._patience = max(_LEAST_PATIENCE, min(_PATIENCE, self._patience) // 8)
 
     def _num_worthwhile(
-        self, sequences: Items[Sequence], num_rows: int, num_tokens: int, most: int, *, ahead: bool
+        self, chances: Items[float], num_rows: int, num_tokens: int, most: int, *, ahead: bool
     ) -> int:
-        if not sequences:
+        """With how many drafts of each sequence a step brings most tokens a second; ``chances``:
+        theirs that a draft is right."""
+        if not chances:
             return 0
-        deepest = min(self._max_depth, most // len(sequences))
+        deepest = min(self._max_depth, most // len(chances))
         if not self._costs.is_known or not self._target_costs.is_known:
             return deepest
-        (round_s,) = self._costs.seconds([len(sequences)], ahead=True)
+        (round_s,) = self._costs.seconds([len(chances)], ahead=True)
         (plain_s,) = self._target_costs.seconds([num_rows], ahead=ahead)
-        rows = [num_rows + depth * len(sequences) for depth in range(1, deepest + 1)]
+        rows = [num_rows + depth * len(chances) for depth in range(1, deepest + 1)]
         verifying_s = self._target_costs.seconds(rows, ahead=False)
-        chances = [self.chance(sequence) for sequence in sequences]
         best, best_rate = 0, num_tokens / plain_s
         expected, powers = float(num_tokens), chances
         for depth, step_s in enumerate(verifying_s, start=1):
@@ -349,7 +367,7 @@ class ModelDrafts:
         what goes on from the target's states, which it had to guess, computes all of them anew."""
         if not self._shift:
             sequence.num_drafted += min(num_accepted, num_drafted - 1)
-        chance = self.chance(sequence)
+        chance = before = self.chance(sequence)
         for i in range(min(num_accepted + 1, num_drafted)):
             is_right = i < num_accepted
             chance += _WEIGHT * (is_right - chance)
@@ -357,7 +375,8 @@ class ModelDrafts:
             weight = max(_WEIGHT_OF_ALL, 1 / (self._num_seen + 3))
             self._chance += weight * (is_right - self._chance)
         if sequence is self._tried:
-            self._end_trial(sequence, is_right=num_accepted == num_drafted)
+            is_right = num_accepted == num_drafted
+            self._end_trial(sequence, before**num_drafted, is_right=is_right)
         if sequence.state is not SequenceState.FINISHED:
             self._chances[sequence] = chance
 

@@ -91,11 +91,11 @@ class Scheduler:
     def plan(self, now_s: float) -> Plan:
         """Decide the next step; empty when nothing can run. ``now_s``: for those that may wait only
         so long, as ``arrival_s`` counts."""
-        expired = self._deadlines.take_due(now_s)
-        for request in expired:
-            self.finish_all(request.sequences)
         plan = self._policy.plan()
-        plan.expired = expired
+        # Who begins with this step is in time: no wait at all is for those that find a place.
+        plan.expired = self._deadlines.take_due(now_s)
+        for request in plan.expired:
+            self.finish_all(request.sequences)
         plan.wants_states = any(
             sequence.request.search is not None and sequence.request.wants_states
             for sequence in plan.sequences

@@ -79,7 +79,8 @@ async def _whole(
 ) -> bytes:
     backend, meter = model.generates, RequestMeter(parsed.requests[0].request_id)
     for index, asked in enumerate(parsed.requests):
-        behind = replace(own(asked), priority=asked.priority + BACKGROUND)
+        # What was too long to wait is asked again, so a line's own limit would only add turns.
+        behind = replace(own(asked), priority=asked.priority + BACKGROUND, max_queue_s=None)
         request = await truncated(backend, behind, parsed.truncate_prompt_tokens)
         async with aclosing(backend.generate_batches(request)) as batches:
             async for events in batches:

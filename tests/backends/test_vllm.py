@@ -183,6 +183,7 @@ def test_limits(vllm):
         (request(repetition_penalty=3.0), "vLLM refuses the request"),
         (request(grammar=Grammar.lark("start: A")), "only JSON schemas"),
         (request(temperature=-1.0), "temperature"),
+        (replace(request(), max_queue_s=1.0), "max_queue_s is not available with vllm"),
     ):
         with pytest.raises(UserError, match=message):
             served(asked)

@@ -82,7 +82,7 @@ def draft_whatever_it_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         ModelDrafts,
         "_num_worthwhile",
-        lambda self, sequences, rows, tokens, most, ahead: (
-            min(self._max_depth, most // len(sequences)) if sequences else 0
+        lambda self, chances, rows, tokens, most, ahead: (
+            min(self._max_depth, most // len(chances)) if chances else 0
         ),
     )

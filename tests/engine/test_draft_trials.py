@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,21 +30,32 @@ def sequence() -> Any:
 
 
 class Steps:
-    """Steps of sequences, whose drafts are right or wrong as ``is_right`` says of each."""
+    """Steps of sequences, whose drafts are right with the chances that ``is_right`` has."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, max_depth: int = 4) -> None:
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        max_depth: int = 4,
+        base_s: float = 0.02,
+        draft_s: float = 0.004,
+    ) -> None:
         runner: Any = SimpleNamespace(max_model_len=100_000, shift=0)
-        self.drafts = ModelDrafts(runner, costs(0.02, 0.001), block_size=16, max_depth=max_depth)
-        monkeypatch.setattr(self.drafts, "_costs", costs(0.004, 0.0002))
+        target = costs(base_s, 0.001)
+        self.drafts = ModelDrafts(runner, target, block_size=16, max_depth=max_depth)
+        monkeypatch.setattr(self.drafts, "_costs", costs(draft_s, draft_s / 20))
+        self._rng = random.Random(0)
 
-    def run(self, sequences: list[Any], is_right: dict[int, bool], count: int) -> list[int]:
+    def run(self, sequences: list[Any], is_right: dict[int, float], count: int) -> list[int]:
         """Returns how many were drafted for in each step."""
         seen = []
         for _ in range(count):
             depths = self.drafts.depths(sequences, len(sequences), len(sequences), 64, ahead=False)
             self.drafts._note_begun([s for s, _ in depths])
             for each, depth in depths:
-                self.drafts.count(each, depth, depth * is_right[id(each)])
+                chance, num_right = is_right[id(each)], 0
+                while num_right < depth and self._rng.random() < chance:
+                    num_right += 1
+                self.drafts.count(each, depth, num_right)
             assert all(depth <= self.drafts._max_depth for _, depth in depths)
             seen.append(len(depths))
         return seen
@@ -78,3 +90,18 @@ def test_one_is_tried_while_another_drafts(monkeypatch: pytest.MonkeyPatch) -> N
     assert seen[-100:].count(2) <= 2
     is_right[id(late)] = True
     assert steps.run([good, late], is_right, 1200)[-10:] == [2] * 10
+
+
+def test_ones_that_are_often_right_and_do_not_pay_are_tried_less_and_less(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A right trial is no news of them; of a text whose drafts were wrong it is."""
+    steps, texts = Steps(monkeypatch, base_s=0.005, draft_s=0.001), [sequence() for _ in range(8)]
+    assert 1 <= sum(steps.run(texts, {id(text): 0.7 for text in texts}, 2000)) <= 40
+    seen = steps.run(texts, {id(text): 1.0 for text in texts}, 2500)
+    assert seen[-10:] == [8] * 10
+
+
+def test_nothing_is_tried_where_not_even_right_drafts_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps, texts = Steps(monkeypatch, base_s=0.005, draft_s=0.03), [sequence() for _ in range(8)]
+    assert sum(steps.run(texts, {id(text): 1.0 for text in texts}, 500)) == 0

@@ -142,7 +142,8 @@ class History:
         self.now_s += 1.0
         waiting = {request for request in self.requests if request.is_waiting}
         plan = self.scheduler.plan(self.now_s)
-        ends = {request: request.deadline_s for request in waiting}
+        begun = {sequence.request for sequence in plan.sequences}
+        ends = {request: request.deadline_s for request in waiting - begun}
         late = {r for r, end_s in ends.items() if end_s is not None and end_s <= self.now_s}
         assert late == set(plan.expired)
         assert len(plan.expired) == len(late)

@@ -219,7 +219,11 @@ OPTIONS = (
         "The Ray cluster of option.on=ray; auto: that of RAY_ADDRESS, else the one of which this "
         "machine is a node.",
         "auto",
-        honoured(None, test="tests/server/models/test_copies.py::test_copies_on_other_machines"),
+        honoured(
+            None,
+            "the cluster that places the copies",
+            test="tests/server/models/test_copies.py::test_copies_on_other_machines",
+        ),
     ),
     _native(
         "cpu_binding",

@@ -69,6 +69,8 @@ class MessagesBody(CountBody, frozen=True, kw_only=True):
     stream: bool | None = None
     metadata: dict[str, Any] | None = None
     service_tier: str | None = None
+    max_queue_s: float | None = None
+    """As on OpenAI's routes: the API has no such field."""
 
 
 _MESSAGES = msgspec.json.Decoder(MessagesBody)
@@ -82,6 +84,7 @@ def decode_messages(body: bytes) -> MessagesBody:
     check_range("temperature", message.temperature, 0.0, 1.0)
     check_range("top_p", message.top_p, 0.0, 1.0)
     check_range("top_k", message.top_k, 0, None)
+    check_range("max_queue_s", message.max_queue_s, 0, None)
     budget = (message.thinking or {}).get("budget_tokens")
     if isinstance(budget, int) and budget >= message.max_tokens:
         raise UserError(
@@ -116,6 +119,7 @@ def chat_of(body: CountBody) -> ChatBody:
             "top_k": body.top_k,
             "stop": body.stop_sequences,
             "stream": body.stream,
+            "max_queue_s": body.max_queue_s,
         }
     return ChatBody(
         model=body.model,

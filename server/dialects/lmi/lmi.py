@@ -204,6 +204,7 @@ class LmiProtocol(Protocol):
                     request_id=call.request_id if len(prompts) == 1 else f"{call.request_id}-{i}",
                     prompt=cached + prompt,
                     params=params,
+                    max_queue_s=parameters.max_queue_s,
                     echo=answer.prompt_tokens,
                     adapter=adapters[i],
                 )

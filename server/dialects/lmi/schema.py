@@ -65,6 +65,7 @@ class LmiParameters(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: int | None = None
     top_n_tokens: int | None = None
     truncate: int | None = None
+    max_queue_s: float | None = None
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
     guided_json: Any = None
@@ -106,6 +107,7 @@ _LEAST = {
     "no_repeat_ngram_size": 0,
     "min_length": 0,
     "min_new_tokens": 0,
+    "max_queue_s": 0,
 }
 STRATEGIES = ("greedy", "sample", "contrastive")
 _BODY = msgspec.json.Decoder(LmiBody)

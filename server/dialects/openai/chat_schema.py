@@ -188,6 +188,7 @@ def chat_request(
         add_special_tokens=bool(chat.add_special_tokens),
         params=params,
         priority=chat.priority or 0,
+        max_queue_s=chat.max_queue_s,
         cache_salt=chat.cache_salt or "",
         echo=chat.shows_prompt,
         adapter=adapter,

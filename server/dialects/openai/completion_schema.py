@@ -139,6 +139,7 @@ def completion_requests(
             add_special_tokens=body.add_special_tokens is not False,
             params=params,
             priority=body.priority or 0,
+            max_queue_s=body.max_queue_s,
             cache_salt=body.cache_salt or "",
             echo=(bool(body.echo) and params.prompt_logprobs is not None) or body.shows_prompt,
             adapter=adapter,

@@ -96,6 +96,7 @@ class ResponsesBody(msgspec.Struct, frozen=True, kw_only=True):
     structured_outputs: dict[str, Any] | None = None
     """As open servers have it: what isn't among ``text``'s formats."""
     thinking_token_budget: int | None = None
+    max_queue_s: float | None = None
 
     # Parsed so that they can be refused: their mechanism isn't there.
     background: bool | None = None
@@ -127,6 +128,7 @@ def decode_responses(body: bytes) -> ResponsesBody:
     check_range("max_output_tokens", asked.max_output_tokens, 1, None)
     check_range("temperature", asked.temperature, 0.0, 2.0)
     check_range("top_p", asked.top_p, 0.0, 1.0)
+    check_range("max_queue_s", asked.max_queue_s, 0, None)
     return asked
 
 
@@ -161,6 +163,7 @@ def chat_of(
         response_format=None if grammar is not None else response_format,
         structured_outputs=None if grammar is not None else asked.structured_outputs,
         thinking_token_budget=asked.thinking_token_budget,
+        max_queue_s=asked.max_queue_s,
         guided_grammar=None if grammar is None else customs.grammar_text(grammar),
         chat_template_kwargs=thinking_variables(
             (asked.reasoning or {}).get("effort"), "reasoning.effort"

@@ -69,6 +69,7 @@ class OpenAIBody(msgspec.Struct, frozen=True, kw_only=True):
     truncate_prompt_tokens: int | None = None
     cache_salt: str | None = None
     priority: int | None = None
+    max_queue_s: float | None = None
     prompt_logprobs: int | None = None
     bad_words: list[str] | None = None
     no_repeat_ngram_size: int | None = None
@@ -168,6 +169,7 @@ def check_common(body: OpenAIBody) -> None:
             field="truncate_prompt_tokens",
         )
     check_range("prompt_logprobs", body.prompt_logprobs, -1, None)
+    check_range("max_queue_s", body.max_queue_s, 0, None)
     if body.prompt_logprobs is not None and body.stream:
         raise UserError(
             "prompt_logprobs are not available when stream is true; leave one of them out",

@@ -61,6 +61,8 @@ class GenerateParameters(msgspec.Struct, frozen=True, kw_only=True):
     top_n_tokens: U32 | None = None
     grammar: dict[str, Any] | None = None
     adapter_id: str | None = None
+    max_queue_s: float | None = None
+    """Ours: TGI has no such parameter."""
 
     def __post_init__(self) -> None:
         check_u64(best_of=self.best_of, truncate=self.truncate, seed=self.seed)

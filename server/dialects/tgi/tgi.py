@@ -166,7 +166,9 @@ class TgiProtocol:
             answers.append(answer)
             adapter = self._adapter(generation, request_id)
             params = self._sampling_params(generation, answer, prompt)
-            requests += _requests(f"{request_id}-{len(answers)}", prompt, params, answer, adapter)
+            requests += _requests(
+                f"{request_id}-{len(answers)}", generation, prompt, params, answer, adapter
+            )
         return ParsedCall(
             requests=tuple(requests), renderer=job.render(answers), headers=self.headers(job)
         )
@@ -181,7 +183,7 @@ class TgiProtocol:
         answer = self._answer(job, job.fallback, prompt, timing)
         adapter = self._adapter(job.fallback, request_id)
         params = self._sampling_params(job.fallback, answer, prompt)
-        [request] = _requests(f"{request_id}-text", prompt, params, answer, adapter)
+        [request] = _requests(f"{request_id}-text", job.fallback, prompt, params, answer, adapter)
         return request
 
     def headers(self, job: Job) -> dict[str, str]:
@@ -285,7 +287,12 @@ def _parameters(given: GenerateParameters | UnsetType) -> GenerateParameters:
 
 
 def _requests(
-    request_id: str, prompt: Prompt, params: SamplingParams, answer: Answer, adapter: str
+    request_id: str,
+    generation: Generation,
+    prompt: Prompt,
+    params: SamplingParams,
+    answer: Answer,
+    adapter: str,
 ) -> list[GenerationRequest]:
     """One per sequence: those of ``best_of`` have a seed of their own each."""
     return [
@@ -293,6 +300,7 @@ def _requests(
             request_id=f"{request_id}-{i}",
             prompt_token_ids=prompt.token_ids,
             params=params,
+            max_queue_s=generation.parameters.max_queue_s,
             echo=answer.prefill,
             adapter=adapter,
         )

@@ -39,6 +39,7 @@ class V1Body(msgspec.Struct, frozen=True, kw_only=True):
     seed: U64 | None = None
     stop: list[str] | str | None = None
     stream: bool = False
+    max_queue_s: float | None = None
 
     @property
     def stops(self) -> list[str]:
@@ -58,6 +59,7 @@ class V1Body(msgspec.Struct, frozen=True, kw_only=True):
             "top_p": self.top_p,
             "frequency_penalty": self.frequency_penalty,
             "seed": self.seed,
+            "max_queue_s": self.max_queue_s,
             "stop": self.stops,
             "details": True,
         }

@@ -76,6 +76,8 @@ def check_parameters(parameters: GenerateParameters, options: TgiOptions) -> Non
     _check_share("top_p", p.top_p)
     _check_share("typical_p", p.typical_p)
     _check_positive("top_k", p.top_k)
+    if p.max_queue_s is not None and p.max_queue_s < 0:
+        _fail("max_queue_s", "`max_queue_s` must be >= 0.0")
     if p.max_new_tokens == 0:
         _fail("max_new_tokens", "`max_new_tokens` must be strictly positive")
     if len(p.stop) > options.max_stop_sequences:
