@@ -36,7 +36,7 @@ OPTIONS = (
         systems=_COMMON,
         default="python",
         env=("PYTHON_EXECUTABLE",),
-        actions={"lmi": no_effect("the engine runs inside the server, in its own interpreter")},
+        actions={"lmi": no_effect("the engine and its copies run in the server's interpreter")},
     ),
     Option(
         key="option.env",
