@@ -1,7 +1,7 @@
 """The management API: register, describe, list, scale and unregister models while serving.
 
-Paths, parameters, texts and statuses are DJL-Serving's (LMI format reference, 3.8), which are also
-those of SageMaker's multi-model endpoints (3.9).
+Paths, parameters, texts and statuses are DJL-Serving's (ManagementRequestHandler.java), which are
+also those of SageMaker's multi-model endpoints.
 """
 
 from __future__ import annotations

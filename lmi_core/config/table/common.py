@@ -1,4 +1,4 @@
-"""Keys that every system reads (LMI format reference, common keys and later additions)."""
+"""Keys that every system reads (djl_python/properties_manager/properties.py)."""
 
 from lmi_core.config.table.option import (
     Flag,

@@ -1,6 +1,6 @@
 """Which devices a configuration runs on, in how many copies, or why it can't have them.
 
-Sources: LMI format reference, number of workers and devices; TGI format reference, resolution of
+Sources: DJL-Serving's ModelInfo.java, number of workers and devices; TGI's launcher, resolution of
 shards.
 """
 

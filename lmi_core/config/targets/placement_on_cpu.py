@@ -1,6 +1,6 @@
 """How a model is placed on the CPU: processes that share it, copies, cores.
 
-Source: LMI format reference, number of workers.
+Source: DJL-Serving's ModelInfo.java, number of workers.
 """
 
 from __future__ import annotations
