@@ -112,8 +112,8 @@ class Supervisor:
 
     def scale(self, num_copies: int) -> None:
         """Run another number of copies from now on, in the background: more are started together.
-        All are replaced, one after the other, where each gets another share of the cores; none goes
-        before the next one is there. What can't be started isn't wanted any more."""
+        All others are replaced, one after the other, where each gets another share of the cores;
+        none goes before the next one is there. What can't be started isn't wanted any more."""
         if num_copies != self.num_wanted and not self._has_stopped:
             # There may be no room for a copy for long, and one that leaves may have long requests.
             for task in self._adding if num_copies < self.num_wanted else self._leaving:
@@ -135,17 +135,17 @@ class Supervisor:
 
     async def _change_number(self, num_copies: int) -> None:
         kept = [place for place in self._places if await place.has_its_cores()]
+        kept.sort(key=lambda place: place.copy is None)  # the last ones go
         outdated = [place for place in self._places if place not in kept]
         free = sorted(set(range(num_copies)) - {place.number for place in kept})
         new = free[: max(0, num_copies - len(kept))]
-        if not outdated:
-            added = await asyncio.gather(*map(self._add, new), return_exceptions=True)
-            for failure in filter(None, added):
-                raise failure
-        for number in new if outdated else ():
+        num_more = max(0, len(new) - len(outdated))
+        added = await asyncio.gather(*map(self._add, new[:num_more]), return_exceptions=True)
+        for failure in filter(None, added):
+            raise failure
+        for number in new[num_more:]:
             await self._add(number)
-            if outdated:
-                await self._retire(outdated.pop(0))
+            await self._retire(outdated.pop(0))
         for place in [*outdated, *kept[num_copies:]]:
             await self._retire(place)
 

@@ -24,9 +24,10 @@ class PlayedFront:
         self.num_that_start = 99
         self.may_leave, self.may_end = asyncio.Event(), asyncio.Event()
         self.may_end.set()
+        self.cores: tuple[int, ...] = ()
 
     async def settings(self, number: int, *, is_first: bool) -> Any:
-        return SimpleNamespace(cores=())
+        return SimpleNamespace(cores=self.cores)
 
     def link(self, settings: Any) -> PlayedFront:
         return self
@@ -35,6 +36,9 @@ class PlayedFront:
         pass
 
     def on_up(self, copy: CopyProcess) -> None:
+        pass
+
+    def on_down(self, copy: CopyProcess) -> None:
         pass
 
     def on_batch(self, copy: CopyProcess, batch: object) -> None:
@@ -48,12 +52,16 @@ class PlayedProcess:
     def __init__(self, copy_id: int, *arguments: Any) -> None:
         self.copy_id = copy_id
         self.front: PlayedFront = arguments[-1]
+        self.on_lost = arguments[2]
         self.has_ended = False
 
     async def start(self) -> None:
         if len(self.front.started) >= self.front.num_that_start:
             raise EngineError("there is no room")
         self.front.started.append(self)
+
+    async def last_words(self) -> str:
+        return "lost"
 
     async def end(self, *, kill: bool = False) -> None:
         await self.front.may_end.wait()
@@ -86,6 +94,40 @@ def test_a_copy_that_leaves_with_long_requests_holds_nobody_up() -> None:
         supervisor.scale(1)
         await until(lambda: not supervisor.is_scaling)
         assert [process.has_ended for process in front.started] == [False, True, True]
+        await supervisor.stop(kill=False)
+
+    run(main())
+
+
+def test_more_copies_do_not_wait_for_one_that_gives_them_its_cores() -> None:
+    async def main() -> None:
+        front, supervisor = await supervised(1)
+        front.cores = (1,)
+        supervisor.scale(3)
+        await until(lambda: bool(supervisor._leaving))
+        assert [copy.copy_id for copy in supervisor.copies] == [0, 1, 2, 3]
+        front.may_leave.set()
+        await until(lambda: not supervisor.is_scaling)
+        assert [copy.copy_id for copy in supervisor.copies] == [1, 2, 3]
+        assert [place.number for place in supervisor._places] == [0, 1, 2]
+        front.cores = (3,)
+        supervisor.scale(1)
+        await until(lambda: not supervisor.is_scaling)
+        assert [copy.copy_id for copy in supervisor.copies] == [4]
+        await supervisor.stop(kill=False)
+
+    run(main())
+
+
+def test_of_too_many_copies_a_lost_one_goes_first() -> None:
+    async def main() -> None:
+        front, supervisor = await supervised(2)
+        front.may_leave.set()
+        front.num_that_start = 2
+        front.started[0].on_lost(front.started[0])
+        supervisor.scale(1)
+        await until(lambda: not supervisor.is_scaling)
+        assert [copy.copy_id for copy in supervisor.copies] == [1]
         await supervisor.stop(kill=False)
 
     run(main())
