@@ -142,7 +142,7 @@ def _generate_parser() -> argparse.ArgumentParser:
     )
     form.add_argument("--raw", action="store_true", help="continue the prompt as it is")
     generate.add_argument("--system", help="system message of the chat")
-    generate.add_argument("--max-new-tokens", type=int, default=256)
+    generate.add_argument("--max-new-tokens", "--max-tokens", type=int, default=256)
     generate.add_argument("--temperature", type=float, default=0.0, help="0: greedy (default)")
     generate.add_argument("--top-k", type=int, default=0)
     generate.add_argument("--top-p", type=float, default=1.0)

@@ -26,7 +26,7 @@ _QUOTES = '"""'
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--url", help="talk to this server instead of loading a model")
     parser.add_argument("--system", default="", help="system message")
-    parser.add_argument("--max-new-tokens", type=int, default=1024)
+    parser.add_argument("--max-new-tokens", "--max-tokens", type=int, default=1024)
     parser.add_argument("--temperature", type=float, default=0.0, help="0: greedy (default)")
     parser.add_argument("--top-k", type=int, default=0)
     parser.add_argument("--top-p", type=float, default=1.0)

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 import msgspec
 from aiohttp import web
 
+from lmi_core.errors import UserError
 from lmi_server.dialects.base import HttpError
-from lmi_server.dialects.decode import decode_json
+from lmi_server.dialects.decode import decode_json, not_utf8
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +69,10 @@ def unknown_fields(body: bytes, known: Collection[str], within: Shape | None = N
     given = decode_json(_KEYS, body)
     names = given.keys() - _LABELS - set(known)
     for field in (within or {}).keys() & given.keys():
-        value = msgspec.json.decode(given[field])
+        try:
+            value = msgspec.json.decode(given[field])
+        except UnicodeDecodeError:  # in a string that nobody reads
+            raise UserError(f"The body is not valid UTF-8: {not_utf8(body)}") from None
         names |= set(_unknown_within(f"{field}.", value, (within or {})[field]))
     return sorted(names)
 

@@ -36,7 +36,7 @@ def test_a_conversation_with_history(tmp_path: Path) -> None:
 
 def test_a_server_answers_as_the_model_does(url: str) -> None:
     here = lmi("chat", "--max-new-tokens", "30", text="Tell me a story.\n")
-    there = lmi("chat", "--url", f"{url}/v1", "--max-new-tokens", "30", text="Tell me a story.\n")
+    there = lmi("chat", "--url", f"{url}/v1", "--max-tokens", "30", text="Tell me a story.\n")
     assert here.returncode == there.returncode == 0
     assert here.stdout == there.stdout != "\n"
 

@@ -115,7 +115,7 @@ def test_a_caller_that_leaves_ends_its_call() -> None:
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert not is_alive(pid)
+        await until(lambda: not is_alive(pid))
         assert await pool.run(work.pid, limits=LIMITS)
 
     run(test, num_children=1)

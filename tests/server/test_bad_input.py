@@ -162,6 +162,13 @@ def test_malformed_json(path: str, body: bytes) -> None:
     check_form(path, answer)
 
 
+def test_a_string_that_nobody_reads_is_not_utf8() -> None:
+    body = b'{"prompt": "x", "max_tokens": 1, "stream": true, "stream_options": {"x": "\xd2"}}'
+    answer = ask("/v1/completions", body)
+    assert answer.status == 400
+    assert "not valid UTF-8: byte 74 is invalid" in answer.body.decode()
+
+
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
