@@ -69,7 +69,8 @@ class ModelChoice:
                     refusals, number = model.loaded.of(Refusals), admission.num_in_flight
                     return refusals.response(request, dialect, number, wait_s)
             request[MODEL] = model
-            return await route.answer(request, model.answering())
+            with model.answering().in_use() as loaded:
+                return await route.answer(request, loaded)
 
         return choose
 

@@ -374,8 +374,10 @@ def test_copies_on_a_ray_cluster():
     assert not report.problems
     assert model.num_processes == 1
     assert model.placement.describe() == "the CPU of a Ray cluster's nodes by 128 ranks"
-    _, model = placed("--on", "here", on=host())
+    report, model = placed("--on", "here", "-o", "ray_address=10.0.0.1:6379", on=host())
     assert (model.is_on_ray, model.num_processes) == (False, None)
+    [row] = [row for row in report.rows[0] if row.key == "option.ray_address"]
+    assert (row.outcome, "without option.on=ray" in row.text) == ("no effect", True)
 
 
 @pytest.mark.parametrize(
