@@ -14,7 +14,7 @@ import numpy.typing as npt
 from lmi_core.weights.formats import BlockFormat, PackFormat, RowRounding
 
 DTypeName = Literal["fp32", "bf16", "fp16", "int8", "int4"]
-RowSymbol = Literal["T", "S", "L", "E"]
+RowSymbol = Literal["T", "L", "E"]
 Activation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu2", "clamped_swiglu"]
 
 kernels: ModuleType  # one kernel at a time over numpy arrays, for tests and benches

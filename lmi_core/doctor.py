@@ -19,7 +19,7 @@ _OPTIONAL = (
     ("torch", "GPU memory, reference kernels, Transformers models"),
     ("triton", "Triton kernels"),
     ("flash_attn", "prefills, where it is faster"),
-    ("transformers", "models without a native family"),
+    ("transformers", "models that no family of ours covers"),
     ("huggingface_hub", "models from the Hugging Face hub"),
     ("boto3", "models from S3"),
     ("vllm", "the vLLM backend"),

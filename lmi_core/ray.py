@@ -14,16 +14,16 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote
 
-from lmi_core.errors import EngineError, MissingExtraError
+from lmi_core.errors import EngineError, MissingExtraError, UserError
 
 _MAX_ONGOING = 1000
 """Of a replica: the server in it has a queue of its own, and refuses what is too much."""
-_TARGET_ONGOING = 16
+_TARGET_ONGOING = 16.0
 _STOP_S = 60.0
 _PIECE_BYTES = 1 << 16
 _ADDRESS = re.compile(r"Listening on http://127\.0\.0\.1:(\d+)")
@@ -31,6 +31,7 @@ _OF_A_CONNECTION = frozenset(
     (b"connection", b"content-length", b"expect", b"keep-alive", b"te", b"transfer-encoding")
 )
 
+T = TypeVar("T")
 Headers = list[tuple[bytes, bytes]]
 
 
@@ -123,6 +124,26 @@ def serve_arguments(arguments: Mapping[str, Any]) -> list[str]:
 _SERVE = ("num_cpus", "min_replicas", "max_replicas", "target_ongoing_requests")
 
 
+def _number(kind: Callable[[Any], T], arguments: Mapping[str, Any], name: str, default: T) -> T:
+    """One of Serve's; the rest of its rules are Serve's to say. Raises UserError."""
+    given = arguments.get(name, default)
+    try:
+        return kind(given)
+    except (TypeError, ValueError):
+        wanted = "a whole number" if kind is int else "a number"
+        raise UserError(f"{name}={given!r} is not {wanted}", field=name) from None
+
+
+def autoscaling(arguments: Mapping[str, Any]) -> dict[str, float]:
+    """How Serve is to change the number of replicas. Raises UserError."""
+    least = _number(int, arguments, "min_replicas", 1)
+    most = _number(int, arguments, "max_replicas", least)
+    if most < least:
+        raise UserError(f"max_replicas={most} is below min_replicas={least}", field="max_replicas")
+    target = _number(float, arguments, "target_ongoing_requests", _TARGET_ONGOING)
+    return {"min_replicas": least, "max_replicas": most, "target_ongoing_requests": target}
+
+
 def app(arguments: dict[str, Any]) -> Any:
     """Make the application; Serve calls it with the ``key=value`` of its command line, or with the
     ``args`` of its configuration."""
@@ -155,19 +176,12 @@ def app(arguments: dict[str, Any]) -> Any:
             if (server := getattr(self, "_server", None)) is not None:
                 server.stop()
 
-    least = int(arguments.get("min_replicas", 1))
     deployment = serve.deployment(
         Lmi,
         name="lmi",
         max_ongoing_requests=_MAX_ONGOING,
         graceful_shutdown_timeout_s=_STOP_S,
-        ray_actor_options={"num_cpus": float(arguments.get("num_cpus", 1))},
-        autoscaling_config={
-            "min_replicas": least,
-            "max_replicas": max(least, int(arguments.get("max_replicas", least))),
-            "target_ongoing_requests": float(
-                arguments.get("target_ongoing_requests", _TARGET_ONGOING)
-            ),
-        },
+        ray_actor_options={"num_cpus": _number(float, arguments, "num_cpus", 1.0)},
+        autoscaling_config=autoscaling(arguments),
     )
     return deployment.bind(serve_arguments(arguments))

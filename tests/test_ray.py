@@ -10,8 +10,8 @@ import urllib.request
 import pytest
 
 from lmi_core.demo import MODEL_DIR
-from lmi_core.errors import EngineError, MissingExtraError
-from lmi_core.ray import LocalServer, app, serve_arguments
+from lmi_core.errors import EngineError, MissingExtraError, UserError
+from lmi_core.ray import LocalServer, app, autoscaling, serve_arguments
 
 pytestmark = [pytest.mark.timeout(200), pytest.mark.filterwarnings("ignore")]
 
@@ -26,6 +26,18 @@ def test_what_is_serves_and_what_is_ours() -> None:
         *("--option", "a.b=1"),
     ]
     assert serve_arguments({}) == []
+
+
+def test_numbers_that_serve_cannot_use_are_named() -> None:
+    scaling = autoscaling({"min_replicas": "2", "target_ongoing_requests": "1.5"})
+    assert scaling == {"min_replicas": 2, "max_replicas": 2, "target_ongoing_requests": 1.5}
+    for given, message in (
+        ({"min_replicas": "1.5"}, "min_replicas='1.5' is not a whole number"),
+        ({"target_ongoing_requests": "many"}, "target_ongoing_requests='many' is not a number"),
+        ({"min_replicas": 3, "max_replicas": 2}, "max_replicas=2 is below min_replicas=3"),
+    ):
+        with pytest.raises(UserError, match=message):
+            autoscaling(given)
 
 
 def test_a_replicas_server_answers_as_it_comes() -> None:

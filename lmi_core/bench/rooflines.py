@@ -63,7 +63,7 @@ class ModelShape:
 
     @classmethod
     def read(cls, directory: Path) -> ModelShape:
-        """Raises ModelError for a model of no native family."""
+        """Raises ModelError for a model of no family of ours."""
         config = read_hf_config(directory)
         family = family_of(config.architecture)
         return cls.of(family.read_spec(family.text_config(config)))

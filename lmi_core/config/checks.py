@@ -1,4 +1,4 @@
-"""Rules that tie several keys together, per system (LMI format reference, validation rules)."""
+"""Rules that tie several keys together, per system (djl_python/properties_manager)."""
 
 from __future__ import annotations
 

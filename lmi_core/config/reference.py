@@ -31,7 +31,7 @@ text-generation-inference launcher, `config.properties`, the default. `SERVING_*
 `serving.properties` of its own named it, with `HF_REVISION` and `HF_TASK`: these three count as
 that file. `lmi explain` says for a given configuration what becomes of every key.
 
-"Native" says what the lmi engine of this version does: **honoured**, **mapped** to a setting of
+"lmi" says what the lmi engine of this version does: **honoured**, **mapped** to a setting of
 its own, **no effect**, or **refused**.
 """
 
@@ -42,7 +42,7 @@ def reference_page() -> str:
     for system, title in SYSTEMS.items():
         options = [option for option in OPTIONS if system in option.systems]
         parts.append(f"## {title}\n")
-        parts.append("| Key | Value | Default | Also written | Native | Meaning |")
+        parts.append("| Key | Value | Default | Also written | lmi | Meaning |")
         parts.append("|---|---|---|---|---|---|")
         parts += [_line(option, system) for option in options]
         parts.append("")
@@ -57,7 +57,7 @@ def reference_page() -> str:
     parts.append("## Transformers models\n")
     parts.append(
         "Where our engine runs a Transformers model; keys of queues, batches and answers are as "
-        "with native models.\n"
+        "with families of ours.\n"
     )
     parts += [
         f"- `{key}` ({_general(action)}): {BY_KEY[key].doc}"
@@ -78,7 +78,7 @@ def _library_lines() -> list[str]:
     lines = [
         "## Other libraries' engines\n",
         "What a key becomes there; nothing: there is no such setting. Keys of queues and answers "
-        "are as with native models.\n",
+        "are as with our engine.\n",
         f"| Key | {' | '.join(titles)} |",
         "|---" * (len(titles) + 1) + "|",
     ]

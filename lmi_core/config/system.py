@@ -1,6 +1,6 @@
 """Which LMI system a configuration is written for: from engine, entry point and rolling batch.
 
-Source: LMI format reference, aliases of ``engine``, auto-detection, entry point.
+Source: DJL-Serving's ModelInfo.java, LmiUtils.java and PyModel.java.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def _by_features(
     """The system that the container's libraries serve generative models with, if no key names one
     and requests aren't batched by hand.
 
-    Source: LMI format reference, LMI inference.
+    Source: DJL-Serving's LmiUtils.java.
     """
     size = values.get("batch_size")
     if not files.is_generative or (isinstance(size, int) and size > 1):

@@ -1,6 +1,6 @@
 """Rules of the text-generation-inference launcher that tie flags together.
 
-Source: TGI format reference, validation and cross-checks.
+Source: TGI's launcher/src/main.rs.
 """
 
 from __future__ import annotations

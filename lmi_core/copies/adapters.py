@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from lmi_core.adapters.names import AdapterNames
@@ -13,6 +13,9 @@ from lmi_core.copies.process import CopyProcess
 from lmi_core.engine.lora_slots import adapter_digest, prefix_seed
 from lmi_core.errors import EngineError, UserError
 from lmi_core.settings.lora_config import LoraConfig
+
+CopiesNow = Callable[[], Sequence[CopyProcess]]
+"""Those that take requests when it is called: some come and go by load."""
 
 
 @dataclass(slots=True, eq=False)
@@ -57,7 +60,7 @@ class SharedAdapters:
     async def start(self) -> None:
         """Register those that are configured, which copies load as they start."""
         for name, path in () if self._config is None else self._config.adapters:
-            await self._add(name, path)
+            self._names.add(name, await self._made(path))
 
     @property
     def paths(self) -> dict[str, Path]:
@@ -69,6 +72,11 @@ class SharedAdapters:
         """What a copy must have before it gets requests."""
         return {**self._leaving, **self.paths}
 
+    @property
+    def config(self) -> LoraConfig | None:
+        """For a copy that starts."""
+        return self._config and replace(self._config, adapters=tuple(self.needed.items()))
+
     def find(self, name: str) -> SharedAdapter | None:
         """The adapter that a request names, None for the base model. Raises UserError."""
         name = name or ("" if self._config is None else self._config.default)
@@ -79,31 +87,28 @@ class SharedAdapters:
 
     async def bring(self, copy: CopyProcess) -> None:
         """Have a copy load and unload what was changed since it was started."""
-        while copy.adapters.keys() != self.needed.keys():
-            for name in [name for name in copy.adapters if name not in self.needed]:
-                await copy.unload_adapter(name)
+        while copy.adapters != self.needed:
+            for name, path in list(copy.adapters.items()):
+                if self.needed.get(name) != path:
+                    await copy.unload_adapter(name)
             for name, path in list(self.needed.items()):
                 if name not in copy.adapters:
                     await copy.load_adapter(name, path)
 
-    async def load(self, name: str, path: Path, copies: Iterable[CopyProcess]) -> None:
+    async def load(self, name: str, path: Path, copies: CopiesNow) -> None:
         """Register an adapter once all copies have it. Raises UserError for an empty or taken name,
         ModelError for files that can't be served."""
         self._check_enabled()
         if name in self._leaving:
             raise UserError(f"Adapter {name} is still in use", field="adapter")
-        copies = list(copies)
+        tried: list[CopyProcess] = []
         with self._names.claim(name):
-            loads = (copy.load_adapter(name, path) for copy in copies)
-            outcomes = await asyncio.gather(*loads, return_exceptions=True)
-            failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
-            if failures and not (len(failures) < len(copies) and all(map(_is_loss, failures))):
-                have = [copy for copy in copies if name in copy.adapters]
-                await _unload(name, have)
-                raise failures[0]
-            await self._add(name, path)
+            await _load(name, path, copies, tried)
+            adapter = await self._made(path)
+            await _load(name, path, copies, tried)  # those that have come meanwhile
+            self._names.add(name, adapter)
 
-    async def unload(self, name: str, copies: Iterable[CopyProcess]) -> None:
+    async def unload(self, name: str, copies: CopiesNow) -> None:
         """Refuse an adapter to new requests, wait for its running ones and free its memory. Raises
         UserError for a name that isn't registered."""
         adapter = self._names.remove(name)
@@ -114,21 +119,35 @@ class SharedAdapters:
             await adapter.idle.wait()
         finally:
             del self._leaving[name]
-        await _unload(name, [copy for copy in copies if name in copy.adapters])
+        await _unload(name, copies)
 
-    async def _add(self, name: str, path: Path) -> None:
+    async def _made(self, path: Path) -> SharedAdapter:
         digest = await asyncio.to_thread(adapter_digest, path)
         seed = prefix_seed(next(self._serials), digest if self._outlast else "")
-        self._names.add(name, SharedAdapter(path, digest, seed))
+        return SharedAdapter(path, digest, seed)
 
     def _check_enabled(self) -> None:
         if self._config is None:
             raise UserError("LoRA is not enabled", field="adapter")
 
 
-async def _unload(name: str, copies: list[CopyProcess]) -> None:
+async def _load(name: str, path: Path, copies: CopiesNow, tried: list[CopyProcess]) -> None:
+    """Have the copies load it that haven't tried; those that are lost may fail, unless all do."""
+    while missing := [one for one in copies() if one not in tried and name not in one.adapters]:
+        tried += missing
+        loads = (copy.load_adapter(name, path) for copy in missing)
+        outcomes = await asyncio.gather(*loads, return_exceptions=True)
+        failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+        is_there = any(name in copy.adapters for copy in copies())
+        if failures and not (is_there and all(map(_is_loss, failures))):
+            await _unload(name, copies)
+            raise failures[0]
+
+
+async def _unload(name: str, copies: CopiesNow) -> None:
+    having = [copy for copy in copies() if name in copy.adapters]
     outcomes = await asyncio.gather(
-        *(copy.unload_adapter(name) for copy in copies), return_exceptions=True
+        *(copy.unload_adapter(name) for copy in having), return_exceptions=True
     )
     for outcome in outcomes:
         if isinstance(outcome, BaseException) and not _is_loss(outcome):

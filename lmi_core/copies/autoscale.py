@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from lmi_core.errors import InsufficientMemoryError
+from lmi_core.errors import EngineError, InsufficientMemoryError
 
 log = logging.getLogger(__name__)
 
@@ -52,9 +52,13 @@ class Autoscaler:
 
     def set_bounds(self, least: int, most: int, num_needed: int) -> int:
         """How many there are to be from now on, where ``num_needed`` are needed."""
-        self.least, self.most, self._since_s = least, most, None
-        self.num_wanted = self._bounded(num_needed)
-        return self.num_wanted
+        self.least, self.most = least, most
+        return self.start_from(self._bounded(num_needed))
+
+    def start_from(self, num_copies: int) -> int:
+        """There are so many, whatever was wanted before."""
+        self.num_wanted, self._since_s = num_copies, None
+        return num_copies
 
     def note(self, num_needed: int, now_s: float) -> int:
         """How many there are to be, where ``num_needed`` are needed now."""
@@ -75,56 +79,106 @@ class Autoscaler:
 
 
 class Autoscaling:
-    """Looks at the demand once a second while there is any, or more copies than the fewest."""
+    """Looks at the demand once a second while there is any, or another number of copies than the
+    fewest. One change comes after the other, be it asked for or by load: each starts from what is
+    there when its turn comes."""
 
     def __init__(
         self,
         scaler: Autoscaler,
         demand: Callable[[], Demand],
+        num_copies: Callable[[], int],
         scale: Callable[[int], Coroutine[Any, Any, None]],
     ) -> None:
-        """``scale``: has another number of copies run; raises InsufficientMemoryError."""
+        """``num_copies``: that are to be, without those that couldn't be started; ``scale``: has
+        another number of them run; raises InsufficientMemoryError where they don't fit, and all
+        stays as it was."""
         self.scaler = scaler
         self._demand = demand
+        self._num_copies = num_copies
         self._scale = scale
         self._timer: asyncio.TimerHandle | None = None
-        self._scaling: asyncio.Task[None] | None = None
+        self._turn = asyncio.Lock()
+        self._changes: set[asyncio.Task[None]] = set()
+        self._has_stopped = False
 
-    def set_bounds(self, least: int, most: int) -> int:
-        """How many copies there are to be at once."""
-        num_copies = self.scaler.set_bounds(least, most, self._demand().num_copies)
-        if num_copies > least:
-            self.wake()
-        return num_copies
+    async def set_bounds(self, least: int, most: int) -> None:
+        """Have so many copies at least, and at most, from now on, also if the caller is cancelled
+        meanwhile. Raises what ``scale`` raises where ``least`` can't be: all stays as it was."""
+        await asyncio.shield(self._start(self._change_bounds(least, most)))
 
     def wake(self) -> None:
         """There is a request."""
-        if self._timer is None and self.scaler.most > self.scaler.least:
+        if self._timer is None and self.scaler.most > self.scaler.least and not self._has_stopped:
             self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look)
 
-    def stop(self) -> None:
+    async def stop(self) -> None:
+        """Change nothing any more; returns when nothing is being changed. Idempotent."""
+        self._has_stopped = True
         if self._timer is not None:
             self._timer.cancel()
-        if self._scaling is not None:
-            self._scaling.cancel()
+        await asyncio.gather(*self._changes, return_exceptions=True)
+
+    def _start(self, change: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(change)
+        self._changes.add(task)
+        task.add_done_callback(self._changed)
+        return task
+
+    def _changed(self, task: asyncio.Task[None]) -> None:
+        self._changes.discard(task)
+        if not task.cancelled():
+            task.exception()  # seen: whoever asked for it has it, be it that they have left
 
     def _look(self) -> None:
         self._timer = None
         scaler, demand = self.scaler, self._demand()
-        before = scaler.num_wanted
-        num_wanted = scaler.note(demand.num_copies, time.monotonic())
-        if num_wanted != before:
-            log.info(
-                "%d copies instead of %d: %d sequences and %d tokens are open",
-                *(num_wanted, before, demand.num_seqs, demand.num_tokens),
-            )
-            self._scaling = asyncio.create_task(self._change(num_wanted, before))
-        if demand.num_seqs or num_wanted > scaler.least:
+        if not self._changes:
+            before = self._num_copies()
+            if before != scaler.num_wanted:  # others couldn't be started
+                scaler.start_from(before)
+            if scaler.note(demand.num_copies, time.monotonic()) != before:
+                self._start(self._follow(demand))
+        if demand.num_seqs or scaler.num_wanted != scaler.least:
             self.wake()
 
-    async def _change(self, num_wanted: int, before: int) -> None:
-        try:
-            await self._scale(num_wanted)
-        except InsufficientMemoryError as error:
-            log.warning("%d copies is the most from now on: %s", before, error)
-            self.scaler.most = self.scaler.num_wanted = before
+    async def _follow(self, demand: Demand) -> None:
+        """Have as many copies as are wanted by load."""
+        async with self._turn:
+            scaler, before = self.scaler, self._num_copies()
+            if self._has_stopped:
+                return
+            log.info(
+                "%d copies instead of %d: %d sequences and %d tokens are open",
+                *(scaler.num_wanted, before, demand.num_seqs, demand.num_tokens),
+            )
+            try:
+                await self._change(scaler.num_wanted)
+            except InsufficientMemoryError as error:
+                log.warning("%d copies is the most from now on: %s", before, error)
+                scaler.most = scaler.start_from(before)
+            except Exception as error:  # what is read for it is gone, or a cluster
+                log.error("there are still %d copies: %s", before, error)
+                scaler.start_from(before)
+
+    async def _change_bounds(self, least: int, most: int) -> None:
+        async with self._turn:
+            most, numbers = max(least, most), (self._demand().num_copies, self._num_copies())
+            wanted, held = (min(most, max(least, number)) for number in numbers)
+            try:
+                await self._change(wanted)
+            except InsufficientMemoryError as error:
+                if held >= wanted:
+                    raise
+                await self._change(held)
+                log.warning("%d copies is the most from now on: %s", held, error)
+                wanted = most = held
+            self.scaler.set_bounds(least, most, wanted)
+        if wanted > least:
+            self.wake()
+
+    async def _change(self, num_copies: int) -> None:
+        if self._has_stopped:
+            raise EngineError("the copies are ending, there is no other number of them")
+        if num_copies != self._num_copies():
+            await self._scale(num_copies)

@@ -237,6 +237,7 @@ async def _listen(host: str, secret: bytes) -> None:
     server = await loop.create_server(arrive, host, 0)
     sys.stdout.write(f"{server.sockets[0].getsockname()[1]}\n")
     sys.stdout.flush()
+    os.dup2(2, 1)  # whoever reads the port reads no more, and a full pipe would stop who prints
     async with asyncio.timeout(_CONNECT_S):
         child = await proved
     server.close()

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -20,7 +21,7 @@ from lmi_core import _native
 from lmi_core.copies.adapters import SharedAdapters
 from lmi_core.copies.autoscale import IDLE_S, Autoscaler, Autoscaling
 from lmi_core.copies.dispatch import Dispatch, HashBlocks
-from lmi_core.copies.link import Link
+from lmi_core.copies.link import Link, to_the_end
 from lmi_core.copies.machines import Machines, ThisMachine, check_alike
 from lmi_core.copies.opening import Opening
 from lmi_core.copies.outbox import Batch, observe_again
@@ -77,7 +78,10 @@ class Copies:
         self._supervisor = Supervisor(self, num_copies, progress)
         scaler = Autoscaler(num_copies, max(num_copies, most_copies), idle_s)
         self._autoscaling = Autoscaling(
-            scaler, lambda: self._dispatch.demand(self._info.runner), self._scale
+            scaler,
+            lambda: self._dispatch.demand(self._info.runner),
+            lambda: self._supervisor.num_wanted,
+            self._scale,
         )
         self._state = LifeState.CREATED
         self._adapters = SharedAdapters(config.lora, outlast=config.prefix_cache_dir is not None)
@@ -118,6 +122,7 @@ class Copies:
         if self._state is LifeState.STOPPED:
             return
         self._state = LifeState.DRAINING
+        await self._autoscaling.stop()
         if kind is None and not self._supervisor.has_failed:
             await self._dispatch.idle()
         self._dispatch.abort_all()
@@ -126,7 +131,6 @@ class Copies:
 
     async def _close(self) -> None:
         self._state = LifeState.STOPPED
-        self._autoscaling.stop()
         if self._watching is not None:
             self._watching.cancel()
         if self._fingerprint is not None:
@@ -184,11 +188,11 @@ class Copies:
     async def load_adapter(self, name: str, path: Path | str) -> None:
         """As ``Engine.load_adapter``, in every copy."""
         self._check_accepting()
-        await self._adapters.load(name, Path(path), self._supervisor.copies)
+        await self._adapters.load(name, Path(path), lambda: self.copies)
 
     async def unload_adapter(self, name: str) -> None:
         """As ``Engine.unload_adapter``, in every copy."""
-        await self._adapters.unload(name, self._supervisor.copies)
+        await self._adapters.unload(name, lambda: self.copies)
 
     @property
     def adapters(self) -> dict[str, Path]:
@@ -272,19 +276,15 @@ class Copies:
         """Run ``min_workers`` copies, of 0 one, from now on, in the background, and up to
         ``max_workers`` by load. InsufficientMemoryError where the first don't fit, and all stays as
         it was."""
-        min_workers = max(1, min_workers)
-        await self._claim(min_workers)
-        num_copies = self._autoscaling.set_bounds(min_workers, max(min_workers, max_workers))
-        await self._scale(num_copies)
+        self._check_accepting()
+        await self._autoscaling.set_bounds(max(1, min_workers), max_workers)
 
     # What the supervisor asks and says.
 
-    def settings(self, number: int, *, is_first: bool) -> CopySettings:
-        config, lora, num_copies = self.config, self.config.lora, self._supervisor.num_wanted
-        if lora is not None:
-            lora = replace(lora, adapters=tuple(self._adapters.needed.items()))
-            config = replace(config, lora=lora)
-        return self._machines.settings(config, number, num_copies, is_first=is_first)
+    async def settings(self, number: int, *, is_first: bool) -> CopySettings:
+        config = replace(self.config, lora=self._adapters.config)
+        asked = partial(self._machines.settings, config, number, self._supervisor.num_wanted)
+        return await asyncio.to_thread(asked, is_first=is_first)
 
     def link(self, settings: CopySettings) -> Link:
         return self._machines.link(settings)
@@ -347,8 +347,7 @@ class Copies:
 
     async def _claim(self, num_copies: int) -> None:
         """Raise InsufficientMemoryError unless all copies fit; then what they need is theirs."""
-        claim = self._machines.claim
-        self._shares_weights = await asyncio.to_thread(claim, self.config, num_copies)
+        self._shares_weights = await to_the_end(self._machines.claim, self.config, num_copies)
 
     def _check_accepting(self) -> None:
         if self._state is not LifeState.READY:

@@ -115,11 +115,18 @@ class Dispatch:
         return copy.copy_id in self._copies
 
     async def drain_copy(self, copy: Runs) -> None:
-        """Give a copy no more requests, and return when it has none."""
-        self._router.close_copy(copy.copy_id)
-        while self.has_copy(copy) and self._router.requests_of(copy.copy_id):
-            self._ended.clear()
-            await self._ended.wait()
+        """Give a copy no more requests, and return when it has none; as before if cancelled."""
+        if self.has_copy(copy):
+            self._router.close_copy(copy.copy_id)
+        try:
+            while self.has_copy(copy) and self._router.requests_of(copy.copy_id):
+                self._ended.clear()
+                await self._ended.wait()
+        except asyncio.CancelledError:
+            if self.has_copy(copy):
+                self._router.reopen_copy(copy.copy_id)
+                self._assign()
+            raise
 
     def put(self, open_: OpenRequest) -> None:
         """Run a request; its stream gets exactly one end."""

@@ -11,18 +11,29 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from lmi_core.copies.connection import Connection
 from lmi_core.copies.sealed import NUM_SECRET_BYTES, SealedConnection
 from lmi_core.errors import EngineError
 
+T = TypeVar("T")
 _DIAL_S = 20.0
 _ROOT = Path(__file__).parents[2]
 _BOOT = (
     "import sys; sys.path.append(sys.argv[1]); "
     "from lmi_core.copies.child import main; sys.exit(main(int(sys.argv[2])))"
 )
+
+
+async def to_the_end(work: Callable[..., T], *arguments: Any) -> T:
+    """What ``work`` returns, in a thread; who is cancelled waits for it, and can undo it."""
+    working = asyncio.ensure_future(asyncio.to_thread(work, *arguments))
+    try:
+        return await asyncio.shield(working)
+    except asyncio.CancelledError:
+        await asyncio.gather(working, return_exceptions=True)
+        raise
 
 
 class Link(Protocol):
@@ -125,5 +136,6 @@ class SealedLink:
             async with asyncio.timeout(_DIAL_S):
                 await loop.create_connection(lambda: connection, host, port)
         except (OSError, TimeoutError) as error:
-            raise EngineError(f"a copy at {host}:{port} can't be reached: {error}") from None
+            why = str(error) or f"no answer for {_DIAL_S:.0f} s"
+            raise EngineError(f"a copy at {host}:{port} can't be reached: {why}") from None
         return connection

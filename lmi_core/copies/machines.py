@@ -30,7 +30,8 @@ class Machines(Protocol):
     def settings(
         self, config: EngineConfig, number: int, num_copies: int, *, is_first: bool
     ) -> CopySettings:
-        """Of the copy ``number``, from 0; ``is_first``: no other has been started before it."""
+        """Of the copy ``number``, from 0; blocking. ``is_first``: no other has been started before
+        it."""
         ...
 
     def link(self, settings: CopySettings) -> Link:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from lmi_core.copies.connection import Connection
-from lmi_core.copies.link import Link, SealedLink
+from lmi_core.copies.link import Link, SealedLink, to_the_end
 from lmi_core.copies.process import CopySettings, log_level
 from lmi_core.errors import EngineError, MissingExtraError, UserError
 from lmi_core.settings.engine_config import EngineConfig
@@ -168,12 +168,9 @@ class RayLink(SealedLink):
     async def open(
         self, on_message: Callable[[Any], None], on_lost: Callable[[], None]
     ) -> Connection:
-        from ray.util.placement_group import placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        self._group = await asyncio.to_thread(
-            placement_group, self._bundles, strategy="STRICT_PACK"
-        )
+        await to_the_end(self._reserve)
         await self._placed()
         actor = self._ray.remote(num_cpus=self._bundles[0]["CPU"], max_restarts=0)(CopyHost)
         self._actor = actor.options(
@@ -188,6 +185,11 @@ class RayLink(SealedLink):
             raise EngineError(f"a copy can't be started: {error}") from None
         log.info("a copy was placed on %s", self._host)
         return await self.dial(self._host, port, on_message, on_lost)
+
+    def _reserve(self) -> None:
+        from ray.util.placement_group import placement_group
+
+        self._group = placement_group(self._bundles, strategy="STRICT_PACK")
 
     async def _placed(self) -> None:
         ready = asyncio.wrap_future(self._group.ready().future())

@@ -162,6 +162,10 @@ class Router:
         """It gets no more requests."""
         self._copies[copy_id].takes = False
 
+    def reopen_copy(self, copy_id: int) -> None:
+        """It gets requests again."""
+        self._copies[copy_id].takes = True
+
     def remove_copy(self, copy_id: int) -> list[Entry]:
         """A copy is gone; what it had waits again, in its old place."""
         lost = list(self._copies.pop(copy_id).entries.values())

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
 
 from lmi_core.copies.link import Link
 from lmi_core.copies.outbox import Batch
@@ -24,7 +24,7 @@ MAX_FAILURES_IN_A_ROW = 10
 class Front(Protocol):
     """Who uses the copies."""
 
-    def settings(self, number: int, *, is_first: bool) -> CopySettings:
+    async def settings(self, number: int, *, is_first: bool) -> CopySettings:
         """Of the copy with this number among those that are wanted, from 0."""
         ...
 
@@ -45,7 +45,8 @@ class Front(Protocol):
         ...
 
     async def on_leaving(self, copy: CopyProcess) -> None:
-        """A copy is to go: returns when it has nothing to do any more."""
+        """A copy is to go: returns when it has nothing to do any more. If it is cancelled, the copy
+        stays."""
         ...
 
     def on_failed(self) -> None:
@@ -69,6 +70,8 @@ class Supervisor:
         self._scaling = asyncio.Lock()
         self._rescaling: set[asyncio.Task[None]] = set()
         self._adding: set[asyncio.Task[None]] = set()
+        self._leaving: set[asyncio.Task[None]] = set()
+        self._has_stopped = False
         self._num_failures = 0
         self.num_wanted = num_copies
         self.num_restarts = 0
@@ -98,7 +101,8 @@ class Supervisor:
             place.keep()
 
     async def stop(self, *, kill: bool) -> None:
-        """End every copy. Idempotent."""
+        """End every copy; none is started from now on. Idempotent."""
+        self._has_stopped = True
         rescaling = list(self._rescaling)
         for task in rescaling:
             task.cancel()
@@ -108,49 +112,46 @@ class Supervisor:
 
     def scale(self, num_copies: int) -> None:
         """Run another number of copies from now on, in the background: more are started together.
-        All are replaced, one after the other, where each gets another share of the cores; none goes
-        before the next one is there."""
-        if num_copies != self.num_wanted:
-            if num_copies < self.num_wanted:
-                for adding in self._adding:  # there may be no room for it for long
-                    adding.cancel()
+        All others are replaced, one after the other, where each gets another share of the cores;
+        none goes before the next one is there. What can't be started isn't wanted any more."""
+        if num_copies != self.num_wanted and not self._has_stopped:
+            # There may be no room for a copy for long, and one that leaves may have long requests.
+            for task in self._adding if num_copies < self.num_wanted else self._leaving:
+                task.cancel()
             self.num_wanted = num_copies
-            task = asyncio.create_task(self._rescale())
-            self._rescaling.add(task)
-            task.add_done_callback(self._rescaling.discard)
+            _in(self._rescaling, self._rescale())
 
     async def _rescale(self) -> None:
         async with self._scaling:
+            num_copies = self.num_wanted
             try:
-                await self._change_number()
+                await self._change_number(num_copies)
             except Exception as error:
                 log.error(
                     "there are %d copies: another couldn't be started: %s", len(self.copies), error
                 )
+                if self.num_wanted == num_copies:  # so that they can be asked for again
+                    self.num_wanted = len(self._places)
 
-    async def _change_number(self) -> None:
-        num_copies = self.num_wanted
-        kept = [place for place in self._places if place.has_its_cores]
+    async def _change_number(self, num_copies: int) -> None:
+        kept = [place for place in self._places if await place.has_its_cores()]
+        kept.sort(key=lambda place: place.copy is None)  # the last ones go
         outdated = [place for place in self._places if place not in kept]
         free = sorted(set(range(num_copies)) - {place.number for place in kept})
         new = free[: max(0, num_copies - len(kept))]
-        if not outdated:
-            added = await asyncio.gather(*map(self._add, new), return_exceptions=True)
-            for failure in filter(None, added):
-                raise failure
-        for number in new if outdated else ():
+        num_more = max(0, len(new) - len(outdated))
+        added = await asyncio.gather(*map(self._add, new[:num_more]), return_exceptions=True)
+        for failure in filter(None, added):
+            raise failure
+        for number in new[num_more:]:
             await self._add(number)
-            if outdated:
-                await self._retire(outdated.pop(0))
+            await self._retire(outdated.pop(0))
         for place in [*outdated, *kept[num_copies:]]:
             await self._retire(place)
 
     def _add(self, number: int) -> asyncio.Task[None]:
         """A copy more; cancelled where fewer are wanted meanwhile."""
-        task = asyncio.create_task(self._launched(number))
-        self._adding.add(task)
-        task.add_done_callback(self._adding.discard)
-        return task
+        return _in(self._adding, self._launched(number))
 
     async def _launched(self, number: int) -> None:
         place = self._new_place(number)
@@ -185,10 +186,19 @@ class Supervisor:
         return place
 
     async def _retire(self, place: _Place) -> None:
+        """Cancelled, and its copy stays, where more are wanted meanwhile."""
         if place.copy is not None:
-            await self._front.on_leaving(place.copy)
-        self._places.remove(place)
+            await _in(self._leaving, self._front.on_leaving(place.copy))
         await place.stop(kill=False)
+        self._places.remove(place)  # not before it has ended: stop() looks here
+
+
+def _in(tasks: set[asyncio.Task[None]], work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    """Work that is among ``tasks`` until it is done."""
+    task = asyncio.create_task(work)
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
+    return task
 
 
 class _Place:
@@ -209,7 +219,7 @@ class _Place:
         self, progress: Callable[[str, int, int], None] | None, *, is_first: bool = False
     ) -> None:
         """Start a process until it gets requests; raises what keeps it from that."""
-        settings = self._front.settings(self.number, is_first=is_first)
+        settings = await self._front.settings(self.number, is_first=is_first)
         self._cores = settings.cores
         self._lost.clear()
         copy = CopyProcess(
@@ -228,10 +238,10 @@ class _Place:
         self.copy = copy
         self._front.on_up(copy)
 
-    @property
-    def has_its_cores(self) -> bool:
+    async def has_its_cores(self) -> bool:
         """Whether its copy would be started with the same part of them again."""
-        return self._cores == self._front.settings(self.number, is_first=False).cores
+        settings = await self._front.settings(self.number, is_first=False)
+        return self._cores == settings.cores
 
     def keep(self) -> None:
         """Restart it whenever it is lost, from now on."""

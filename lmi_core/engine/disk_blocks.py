@@ -94,7 +94,11 @@ class DiskBlocks:
             return
         if (len(self._pending) + 1) * self._block_bytes > _MAX_PENDING_BYTES:
             return
-        content = self._memory()
+        try:
+            content = self._memory()
+        except MemoryError:
+            self._say("no memory is left to copy blocks for the disk: some aren't written")
+            return
         rest = copy(content)
         with self._lock:
             self._pending.add(name)

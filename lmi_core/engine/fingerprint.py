@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 PARTS = ("weights", "build", "instruction set", "formats")
 """What a fingerprint has a digest of each, in this order."""
 _PART_CHARS = 10
+_ROOMS = ("adapters", "calibration", "models", "ops", "runners", "weights")
+"""Of the package: what they do decides numbers, too."""
 _SETTINGS = (
     "config.json",
     "quantize_config.json",
@@ -108,8 +110,17 @@ def digest_of_files(
 
 @cache
 def _build() -> str:
-    extension = Path(_native.__file__).read_bytes()
-    return f"{__version__} {hashlib.sha256(extension).hexdigest()}"
+    return f"{__version__} {build_digest(Path(_native.__file__), Path(__file__).parents[1])}"
+
+
+def build_digest(extension: Path, package: Path) -> str:
+    """Of the native code, and of the sources beside it that decide what it computes: between two
+    versions either changes without the other. Raises OSError."""
+    total = hashlib.sha256(extension.read_bytes())
+    for room in _ROOMS:
+        for path in sorted((package / room).rglob("*.py")):
+            total.update(f"{path.relative_to(package)} ".encode() + path.read_bytes())
+    return total.hexdigest()
 
 
 def _formats(config: EngineConfig, info: RunnerInfo) -> str:

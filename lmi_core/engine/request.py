@@ -24,8 +24,8 @@ class GenerationRequest:
     priority: int = 0
     """Lower runs first; equal priorities run in arrival order, or by their tenants' shares."""
     max_queue_s: float | None = None
-    """Seconds from its arrival that it may wait for its first step, 0: at once or never; None: the
-    engine's own."""
+    """Seconds from its arrival that it may wait for its first step, 0: at once, or once its prefix
+    came from a disk, or never; None: the engine's own."""
     tenant: str = ""
     """Whose it is: where several wait, rows are shared among tenants, not among requests."""
     adapter: str = ""

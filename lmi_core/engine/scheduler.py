@@ -69,7 +69,8 @@ class Scheduler:
         left = [s for s in request.sequences if s.state is not SequenceState.FINISHED]
         has_output = any(sequence.num_generated for sequence in request.sequences)
         self._shares.open(left)
-        self._deadlines.add(request)
+        if not (is_restoring and request.is_impatient):
+            self._deadlines.add(request)
         for i, sequence in enumerate(left):
             if request.adapter is not None:
                 request.adapter.acquire()
@@ -87,6 +88,8 @@ class Scheduler:
         if first.state is SequenceState.RESTORING:
             self.num_restoring -= 1
             self.queues.wait(first)
+            if request.is_impatient:
+                self._deadlines.add(request)
 
     def plan(self, now_s: float) -> Plan:
         """Decide the next step; empty when nothing can run. ``now_s``: for those that may wait only

@@ -315,6 +315,11 @@ class ActiveRequest:
         return None if most_s is None else self.arrival_s + most_s
 
     @property
+    def is_impatient(self) -> bool:
+        """Whether it begins at once or never: once what is read of its prefix is there."""
+        return self.request.max_queue_s == 0
+
+    @property
     def is_waiting(self) -> bool:
         """Whether it is open and nothing of it was ever computed."""
         first = self.sequences[0]

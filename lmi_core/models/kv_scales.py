@@ -1,4 +1,4 @@
-"""Scales of an fp8 KV cache in a checkpoint (TGI format reference, "fp8")."""
+"""Scales of an fp8 KV cache in a checkpoint (TGI's sources, "fp8")."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def override_rope(config: HfConfig, asked: EngineConfig) -> HfConfig:
     """A checkpoint's configuration with the rotary settings of ``asked``; None leaves its own.
 
     As in text-generation-inference's launcher, a kind alone has the factor 1, and a factor alone
-    is linear (TGI format reference, launcher options).
+    is linear (TGI's launcher).
     """
     kind, factor, theta = asked.rope_scaling, asked.rope_factor, asked.rope_theta
     if kind is None and factor is None and theta is None:

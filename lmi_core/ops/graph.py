@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn, Protocol
 
-RowSymbol = Literal["T", "S", "L", "E"]
-"""Tokens, sequences, rows of logits, and experts of tokens."""
+RowSymbol = Literal["T", "L", "E"]
+"""Tokens, rows of logits, and experts of tokens."""
 NormKind = Literal["none", "rms", "layer"]
 Activation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu2", "clamped_swiglu"]
 

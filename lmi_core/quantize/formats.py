@@ -1,6 +1,6 @@
 """The formats that ``lmi quantize`` writes: what a linear's tensors are, and what config.json says.
 
-Format: TGI format reference, GPTQ, AWQ, fp8 and compressed-tensors; ``lmi_core/weights/quantized``
+Format: TGI's sources, GPTQ, AWQ, fp8 and compressed-tensors; ``lmi_core/weights/quantized``
 reads them.
 """
 

@@ -55,7 +55,7 @@ class EngineConfig:
     normalize: bool = True
     """Whether embeddings have length 1, where a request doesn't say."""
     device: Device = "cpu"
-    """cpu: the lmi engine; cuda: the first GPU; torch-cpu: as cuda, without one (tests)."""
+    """cpu: this machine's cores; cuda: the first GPU; torch-cpu: as cuda, without one (tests)."""
     dtype: DType = "auto"
     """Weights and activations; auto: bf16 where the checkpoint is 16 bit, else fp32."""
     quantize: Quantization | None = None

@@ -1,6 +1,6 @@
 """A matrix in bitsandbytes' 4 bits: codes of floats, and a scale for every 64 weights.
 
-Format: TGI format reference, bitsandbytes. A block is 64 neighbours of the matrix read row by row,
+Format: TGI's sources, bitsandbytes. A block is 64 neighbours of the matrix read row by row,
 so that it may begin in one row and end in the next; a byte holds two codes, the first in its upper
 half. The numbers that codes stand for: QLoRA (arXiv 2305.14314) for NF4, bitsandbytes for FP4.
 """

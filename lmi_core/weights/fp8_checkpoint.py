@@ -1,6 +1,6 @@
 """What a checkpoint with fp8 matrices has beside them, and which of them can be read.
 
-Format: TGI format reference, fp8 and compressed-tensors. Which matrices are in fp8 is seen by their
+Format: TGI's sources, fp8 and compressed-tensors. Which matrices are in fp8 is seen by their
 data type. On torch devices activations get a scale per row whatever the checkpoint says of them; on
 the CPU they stay as they are.
 """

@@ -1,6 +1,6 @@
 """A checkpoint's matrix in fp8: bytes, and what they are multiples of.
 
-Format: TGI format reference, fp8. e4m3: a byte has a sign, four bits of exponent (bias 7) and three
+Format: TGI's sources, fp8. e4m3: a byte has a sign, four bits of exponent (bias 7) and three
 of mantissa; 0x7f and 0xff are NaN, and nothing is infinite. e5m2: the upper byte of an fp16.
 """
 

@@ -1,6 +1,6 @@
 """Matrices that are quantised while they are loaded, as other libraries quantise them.
 
-Format: TGI format reference, bitsandbytes, EETQ and fp8; EETQ's scale is that of the kernels which
+Format: TGI's sources, bitsandbytes, EETQ and fp8; EETQ's scale is that of the kernels which
 it shares with FasterTransformer, a 128th of an output's largest magnitude.
 """
 

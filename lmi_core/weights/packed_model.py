@@ -155,7 +155,9 @@ class PackedModel:
 def _formats(config: EngineConfig, settings: QuantizationSettings | None) -> str:
     """What matrices become, and of a checkpoint in integers how its tensors are to be read."""
     if settings is None or is_in_fp8(settings) or fp4_format(settings):
-        return f"{config.dtype} {config.quantize}{smoothing_settings(config)}"
+        text = f"{config.dtype} {config.quantize}{smoothing_settings(config)}"
+        # Files of before took as many scales of blocks as there are outputs for theirs.
+        return text if settings is None or not is_in_fp8(settings) else f"{text} scales by shape"
     return f"{config.dtype} {json.dumps(settings.values, sort_keys=True)}"
 
 

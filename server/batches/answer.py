@@ -50,15 +50,15 @@ async def answered(
     pause_s = _PAUSE_S
     while True:
         try:
-            model = _model(models, body)
-            call = Call(request_id=request_id, body=body, content_type="application/json")
-            parsed = await endpoint.parse(model, tenant, call)
-            if parsed.renderer.streams:
-                raise UserError(
-                    "a batch's answers aren't streamed; leave stream out", field="stream"
-                )
-            await _turn(model)
-            return Answered(200, await _whole(model, parsed, own))
+            with _model(models, body).in_use() as model:
+                call = Call(request_id=request_id, body=body, content_type="application/json")
+                parsed = await endpoint.parse(model, tenant, call)
+                if parsed.renderer.streams:
+                    raise UserError(
+                        "a batch's answers aren't streamed; leave stream out", field="stream"
+                    )
+                await _turn(model)
+                return Answered(200, await _whole(model, parsed, own))
         except (CapacityError, HttpError) as error:
             if isinstance(error, HttpError) and error.status not in (429, 503):
                 return _failed(endpoint, error)

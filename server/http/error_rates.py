@@ -1,4 +1,4 @@
-"""Health by the number of failures in a window of time (LMI format reference, server keys)."""
+"""Health by the number of failures in a window of time (DJL-Serving's ConfigManager.java)."""
 
 from __future__ import annotations
 

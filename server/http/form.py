@@ -27,8 +27,8 @@ _BARE_NAME = re.compile(rb"(?im)^content-disposition:[^\r\n]*?[;\s]name=([^\s;\"
 
 
 async def handler_request(request: web.Request, body: bytes) -> HandlerRequest:
-    """A request as a model's own code gets it (LMI format reference, 3.4); HttpError for a broken
-    form."""
+    """A request as a model's own code gets it (DJL-Serving's RequestParser.java); HttpError for a
+    broken form."""
     items = [(name, value.encode("utf-8", "replace")) for name, value in request.query.items()]
     form = await form_items(request.headers.get("Content-Type", ""), body)
     items += [("data", body)] if form is None else form

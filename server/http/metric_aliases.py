@@ -1,7 +1,7 @@
 """Our metrics again under the names of other servers, for the boards and autoscalers people have.
 
 Sources: vLLM's production metrics, which the Kubernetes inference gateway's model-server protocol
-asks for, text-generation-inference's metrics, and DJL-Serving's (LMI format reference, 6.10), whose
+asks for, text-generation-inference's metrics, and DJL-Serving's PrometheusExporter.java, whose
 times are histograms as from 0.29.
 """
 

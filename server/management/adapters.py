@@ -1,4 +1,4 @@
-"""Management of LoRA adapters while serving (LMI format reference, 6.8).
+"""Management of LoRA adapters while serving (AdapterManagementRequestHandler.java).
 
 Paths, bodies and statuses are those of DJL-Serving's newest release. Every registered adapter is
 in memory, so that ``preload`` and ``pin`` are kept and change nothing. Under ``/adapters`` the

@@ -1,4 +1,4 @@
-"""What the management routes say about models and adapters (LMI format reference, 3.8, 6.8)."""
+"""What the management routes say about models and adapters (ManagementRequestHandler.java)."""
 
 from __future__ import annotations
 

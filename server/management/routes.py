@@ -1,7 +1,7 @@
 """The management API: register, describe, list, scale and unregister models while serving.
 
-Paths, parameters, texts and statuses are DJL-Serving's (LMI format reference, 3.8), which are also
-those of SageMaker's multi-model endpoints (3.9).
+Paths, parameters, texts and statuses are DJL-Serving's (ManagementRequestHandler.java), which are
+also those of SageMaker's multi-model endpoints.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 from aiohttp import web
 
-from lmi_core.errors import InsufficientMemoryError, LmiError
+from lmi_core.errors import LmiError
 from lmi_core.settings.placement import MAX_WORKERS
 from lmi_server.dialects.base import HttpError
 from lmi_server.dialects.routes import ServerRoute, management_route
@@ -128,7 +128,7 @@ async def _set_workers(models: ModelRegistry, model: ServedModel, least: int, mo
     if isinstance(backend, Scales):
         try:
             await backend.scale(least, most)
-        except InsufficientMemoryError as error:
+        except (LmiError, MemoryError, OSError) as error:
             model.min_workers, model.max_workers = before
             raise load_error(error) from error
 

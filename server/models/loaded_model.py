@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, Self, TypeVar, cast
 
 from lmi_core.errors import UserError
 from lmi_core.receipts.store import ReceiptStore
@@ -43,6 +45,26 @@ class LoadedModel:
         self._generates = backend if isinstance(backend, Generates) else None
         self._tokenizes = backend if isinstance(backend, Tokenizes) else None
         self._made: dict[Callable[..., Any], Any] = {}
+        self._num_users = 0
+        self._became_unused = asyncio.Event()
+
+    @contextmanager
+    def in_use(self) -> Iterator[Self]:
+        """For a request, from when it is this model's to its end; not all that it does lies within
+        ``admission``."""
+        self._num_users += 1
+        try:
+            yield self
+        finally:
+            self._num_users -= 1
+            if not self._num_users:
+                self._became_unused.set()
+
+    async def unused(self) -> None:
+        """Return once nobody uses it."""
+        while self._num_users:
+            self._became_unused.clear()
+            await self._became_unused.wait()
 
     def of(self, make: Callable[[LoadedModel], T]) -> T:
         """What ``make`` makes of this model, once: a protocol with its options, a dialect's own

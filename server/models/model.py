@@ -158,7 +158,7 @@ class ServedModel:
         """Answer by another recipe of the same name from now on; ``retire`` follows. Raises what
         its loading raises, and all stays as it was."""
         loaded, engine = self.loaded, self._engine
-        await self._serve_by(recipe)
+        await self._serve_by(recipe, is_another=True)
         self.recipe = recipe
         self.min_workers, self.max_workers = recipe.min_workers, recipe.max_workers
         if loaded is not None and engine is not None:
@@ -167,13 +167,15 @@ class ServedModel:
     async def retire(self) -> None:
         """Let what was replaced finish the requests that it has, however long they take, and end
         it."""
-        for loaded in list(self._replaced):
-            await loaded.admission.idle()
-            engine = self._replaced.pop(loaded, None)
-            if engine is not None:
-                await engine.__aexit__(None, None, None)
+        await asyncio.gather(*map(self._retire, list(self._replaced)))
 
-    async def _serve_by(self, recipe: Recipe) -> None:
+    async def _retire(self, loaded: LoadedModel) -> None:
+        await loaded.unused()
+        engine = self._replaced.pop(loaded, None)
+        if engine is not None:
+            await engine.__aexit__(None, None, None)
+
+    async def _serve_by(self, recipe: Recipe, *, is_another: bool = False) -> None:
         label, metrics = recipe.label, self._shared.metrics
         try:
             async with asyncio.timeout(recipe.loading_timeout_s):
@@ -184,36 +186,43 @@ class ServedModel:
                 f"model {label} was not loaded within {recipe.loading_timeout_s:g} s "
                 "(option.model_loading_timeout)"
             ) from error
-        loaded = LoadedModel(options, backend, self._shared)
-        if loaded.adapter_host is not None:
-            await self.adapters.attach(loaded.adapter_host)
-        self.loaded, self._engine = loaded, engine
+        try:
+            loaded = LoadedModel(options, backend, self._shared)
+            adapters = self.adapters.for_another() if is_another else self.adapters
+            await adapters.attach(loaded.adapter_host)
+        except BaseException as error:
+            await engine.__aexit__(type(error), error, error.__traceback__)
+            raise
+        self.loaded, self._engine, self.adapters = loaded, engine, adapters
         metrics.engines.read_from(label, backend.stats)
         self.loaded_at = time.time()
 
     async def close(self, end: ModelState, *, drain_timeout_s: float) -> None:
         """Be in state ``end``: refuse new requests, let running ones finish in time, then stop the
-        engine and give back its memory."""
+        engine, and those that it has replaced, and give back their memory."""
         self.state = end
-        loaded, engine = self.loaded, self._engine
-        if loaded is None or engine is None:
-            return
-        admission = loaded.admission
-        admission.draining = True
         cut_off: TimeoutError | None = None
         try:
-            if admission.num_in_flight:
-                await asyncio.wait_for(admission.idle(), drain_timeout_s)
+            async with asyncio.timeout(drain_timeout_s if self.num_in_flight else None):
+                for admission in self.admissions:
+                    admission.draining = True
+                for admission in self.admissions:
+                    await admission.idle()
         except TimeoutError as error:
             cut_off = error
             log.warning(
                 "model %s: %d requests did not finish and are cut off",
                 self.recipe.label,
-                admission.num_in_flight,
+                self.num_in_flight,
             )
-        self._shared.metrics.engines.forget(self.recipe.label)
+        engines = [*self._replaced.values()]
+        if self._engine is not None:
+            self._shared.metrics.engines.forget(self.recipe.label)
+            engines.append(self._engine)
         self.loaded = self._engine = None
-        await engine.__aexit__(None if cut_off is None else TimeoutError, cut_off, None)
+        self._replaced.clear()
+        kind = None if cut_off is None else TimeoutError
+        await asyncio.gather(*(engine.__aexit__(kind, cut_off, None) for engine in engines))
 
 
 def _health(backend: Reports) -> str:

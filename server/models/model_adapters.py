@@ -32,6 +32,17 @@ class ModelAdapters:
     def __init__(self) -> None:
         self._adapters: dict[str, Adapter] | None = None
         self._host: AdapterHost | None = None
+        self._configured: set[str] = set()
+        """Those of the first engine's own configuration."""
+        self._registered: list[Adapter] = []
+        """To be given to the first engine."""
+
+    def for_another(self) -> ModelAdapters:
+        """Of a model that takes this one's place: has what its own configuration says, and what
+        was registered here besides, unless it has another of that name."""
+        other = ModelAdapters()
+        other._registered = [one for one in self if one.name not in self._configured]
+        return other
 
     @property
     def is_enabled(self) -> bool:
@@ -43,15 +54,23 @@ class ModelAdapters:
     def get(self, name: str) -> Adapter | None:
         return None if self._adapters is None else self._adapters.get(name)
 
-    async def attach(self, host: AdapterHost) -> None:
+    async def attach(self, host: AdapterHost | None) -> None:
         """Know what the engine loaded when it first started; give it what it lacks when it starts
-        again, after it was scaled down."""
+        again, after it was scaled down. None: it has no LoRA."""
+        if host is None:
+            for adapter in self._registered:
+                log.warning("adapter %s goes: the model has LoRA no more", adapter.name)
+            return
         self._host = host
         loaded = dict(host.adapters)
         if self._adapters is None:
             self._adapters = {
                 name: Adapter(name=name, src=str(path), path=path) for name, path in loaded.items()
             }
+            self._configured = set(loaded)
+            for adapter in self._registered:
+                if adapter.name not in loaded:
+                    await self._restore(adapter)
             return
         for name, path in loaded.items():
             known = self._adapters.get(name)
@@ -66,6 +85,7 @@ class ModelAdapters:
         adapters, host = self._running()
         await host.load_adapter(adapter.name, adapter.path)
         adapters[adapter.name] = adapter
+        self._configured.discard(adapter.name)
 
     def update(self, adapter: Adapter) -> None:
         """Keep another preload or pin of an adapter that is registered."""
@@ -84,7 +104,7 @@ class ModelAdapters:
         except LmiError as error:
             log.error("adapter %s could not be loaded again: %s", adapter.name, error)
             adapters, _ = self._running()
-            del adapters[adapter.name]
+            adapters.pop(adapter.name, None)
 
     def _running(self) -> tuple[dict[str, Adapter], AdapterHost]:
         assert self._adapters is not None, "LoRA is not enabled"

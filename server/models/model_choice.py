@@ -2,9 +2,10 @@
 
 By the path, else the query, else the properties (headers and custom attributes), else SageMaker's
 target model, else the body: the field ``model_name`` of a form, or where the protocol has it the
-``model`` of a JSON object. A request that names none is for the only model of the start. (LMI
-format reference, 3.3. DJL-Serving leaves the target header to SageMaker, which sends the request to
-the model's own route; here it chooses as well.) That ``model`` may also be a model's adapter.
+``model`` of a JSON object. A request that names none is for the only model of the start.
+(InferenceRequestHandler.java. DJL-Serving leaves the target header to SageMaker, which sends the
+request to the model's own route; here it chooses as well.) That ``model`` may also be a model's
+adapter.
 
 A server with one model asks nothing: that model's own routes check the names they are given. With
 ``model_url_pattern`` a name that isn't served may come with the model (``requested_models.py``).
@@ -69,7 +70,8 @@ class ModelChoice:
                     refusals, number = model.loaded.of(Refusals), admission.num_in_flight
                     return refusals.response(request, dialect, number, wait_s)
             request[MODEL] = model
-            return await route.answer(request, model.answering())
+            with model.answering().in_use() as loaded:
+                return await route.answer(request, loaded)
 
         return choose
 

@@ -235,10 +235,22 @@ class ModelRegistry:
                 await model.replace(recipe)
         except asyncio.CancelledError:
             raise _shutting_down() from None
+        except Exception as error:
+            expected = isinstance(error, LmiError | HttpError)
+            log.error(
+                "model %s could not be replaced: %s",
+                model.recipe.label,
+                error,
+                exc_info=None if expected else error,
+            )
+            raise
         self._start(self._retire(model))
 
     async def _retire(self, model: ServedModel) -> None:
-        await model.retire()
+        try:
+            await model.retire()
+        except Exception:
+            log.exception("what model %s has replaced did not end well", model.recipe.label)
         gc.collect()
 
     async def _given_up(self, load: Coroutine[Any, Any, None]) -> None:

@@ -186,7 +186,7 @@ def test_adapters_have_the_type_of_the_activations(
     [
         ("max_loras=8", Outcome.NO_EFFECT, "a batch may have all registered adapters"),
         ("max_cpu_loras=8", Outcome.NO_EFFECT, "all registered adapters stay in memory"),
-        ("fully_sharded_loras=true", Outcome.NO_EFFECT, "one unsharded copy"),
+        ("fully_sharded_loras=true", Outcome.NO_EFFECT, "ranks cut adapters"),
         ("lora_extra_vocab_size=512", Outcome.NO_EFFECT, "refused when it is loaded"),
         ("long_lora_scaling_factors=3.0,4.0", Outcome.REFUSED, "no long LoRA"),
         ("enable_lora=false", Outcome.NO_EFFECT, "no adapters are served"),

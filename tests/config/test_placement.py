@@ -161,10 +161,7 @@ def test_a_degree_without_devices_names_the_flag_that_makes_it_go():
     assert (model.num_processes, model.engine.config.tensor_parallel_degree) == (1, 4)
     report, model = placed("-tp", "max", "--device", "cpu", on=host())
     row = next(row for row in report.rows[0] if row.key == "option.tensor_parallel_degree")
-    assert (row.outcome, row.text) == (
-        "no effect",
-        "on the CPU one process uses all cores, whatever the degree",
-    )
+    assert (row.outcome, row.text) == ("no effect", "on the CPU one process uses all cores")
     assert model.placement == Placement(num_cores=96, memory_bytes=1152 << 30)
     _, model = placed("--threads", "6", on=host())
     assert model.placement.num_cores == 6
@@ -374,8 +371,10 @@ def test_copies_on_a_ray_cluster():
     assert not report.problems
     assert model.num_processes == 1
     assert model.placement.describe() == "the CPU of a Ray cluster's nodes by 128 ranks"
-    _, model = placed("--on", "here", on=host())
+    report, model = placed("--on", "here", "-o", "ray_address=10.0.0.1:6379", on=host())
     assert (model.is_on_ray, model.num_processes) == (False, None)
+    [row] = [row for row in report.rows[0] if row.key == "option.ray_address"]
+    assert (row.outcome, "without option.on=ray" in row.text) == ("no effect", True)
 
 
 @pytest.mark.parametrize(

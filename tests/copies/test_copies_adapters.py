@@ -6,9 +6,12 @@ import asyncio
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from lmi_core.copies import adapters as module
+from lmi_core.copies.adapters import SharedAdapters
 from lmi_core.copies.copies import Copies
 from lmi_core.engine.engine import Engine
 from lmi_core.engine.outputs import TokenEvent
@@ -78,3 +81,46 @@ def test_every_copy_has_the_adapters_and_so_has_the_next_one(adapters: tuple[Pat
             assert await tokens(copies, request("one")) == expected["two"]
 
     asyncio.run(asyncio.wait_for(main(), 100))
+
+
+class PlayedCopy:
+    """Takes a turn of the loop to load an adapter, in which ``meanwhile`` happens."""
+
+    def __init__(self, **adapters: Path) -> None:
+        self.adapters = adapters
+        self.meanwhile = lambda: None
+
+    async def load_adapter(self, name: str, path: Path) -> None:
+        await asyncio.sleep(0)
+        self.meanwhile()
+        self.adapters[name] = path
+
+    async def unload_adapter(self, name: str) -> None:
+        del self.adapters[name]
+
+
+def test_copies_that_come_meanwhile_have_the_same_adapters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "adapter_digest", str)
+    one, other = Path("/one"), Path("/other")
+
+    async def main() -> None:
+        adapters = SharedAdapters(LoraConfig(), outlast=False)
+        first, second, third = PlayedCopy(), PlayedCopy(), PlayedCopy(x=other, y=one)
+        copies: list[Any] = [first]
+        first.meanwhile = lambda: copies.append(second)
+        await adapters.load("x", one, lambda: copies)
+        assert first.adapters == second.adapters == {"x": one}
+        # One that started with what had the name before.
+        await adapters.bring(third)  # type: ignore[arg-type]
+        assert third.adapters == {"x": one}
+        shared = adapters.find("x")
+        assert shared is not None
+        shared.acquire()
+        leaving = asyncio.create_task(adapters.unload("x", lambda: copies))
+        await asyncio.sleep(0)
+        copies.append(third)
+        shared.release()
+        await leaving
+        assert [copy.adapters for copy in (first, second, third)] == [{}, {}, {}]
+
+    asyncio.run(main())

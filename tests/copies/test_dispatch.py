@@ -283,6 +283,29 @@ def test_a_copy_that_is_to_go_finishes_what_it_has() -> None:
     run(main())
 
 
+def test_a_copy_that_is_to_stay_after_all_gets_requests_again() -> None:
+    async def main() -> None:
+        dispatch = Dispatch(4, None)
+        copy = PlayedCopy(0)
+        dispatch.add_copy(copy, room=4, num_blocks=4)
+        Reader(dispatch, 0)
+        drained = asyncio.create_task(dispatch.drain_copy(copy))
+        await asyncio.sleep(0)
+        waiting = Reader(dispatch, 1)
+        assert list(copy.running) == [0]
+        drained.cancel()
+        await asyncio.wait([drained])
+        assert list(copy.running) == [0, 1]
+        while copy.running:
+            dispatch.take(copy.step())
+        assert len(waiting.tokens(0)) == LENGTH
+        # One that is lost before it is drained has nothing to do.
+        dispatch.remove_copy(copy)
+        await dispatch.drain_copy(copy)
+
+    run(main())
+
+
 def test_events_and_errors_arrive_as_they_were() -> None:
     event = TokenEvent(request_id="a", choice=1, token_id=5, text="x", logprob=-0.5, stop="end")
     batches: list[Batch] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.machinery import ModuleSpec
@@ -16,8 +17,8 @@ import pytest
 from lmi_core.copies.connection import Connection
 from lmi_core.copies.copies import Copies
 from lmi_core.copies.link import SealedLink
-from lmi_core.copies.on_ray import CopyHost, RayMachines, connect
-from lmi_core.copies.process import CopySettings
+from lmi_core.copies.on_ray import CopyHost, RayLink, RayMachines, connect
+from lmi_core.copies.process import CopyProcess, CopySettings
 from lmi_core.engine.outputs import TokenEvent
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.sampling_params import SamplingParams
@@ -139,6 +140,56 @@ def test_copies_that_find_no_room_are_given_up_when_fewer_are_wanted() -> None:
     asyncio.run(main())
 
 
+class SlowMachines(OtherMachines):
+    """Say late whether there is memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.says, self.num_claimed = threading.Event(), 0
+
+    def claim(self, config: EngineConfig, num_copies: int) -> bool:
+        assert self.says.wait(20)
+        self.num_claimed = num_copies
+        return False
+
+    def release(self) -> None:
+        self.num_claimed = 0
+
+
+def test_memory_that_is_claimed_late_is_given_back() -> None:
+    async def main() -> None:
+        machines = SlowMachines()
+        starting = asyncio.create_task(Copies(CONFIG, 2, machines=machines).__aenter__())
+        await asyncio.sleep(0.02)
+        starting.cancel()
+        await asyncio.sleep(0.02)
+        machines.says.set()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        assert machines.num_claimed == 0
+
+    asyncio.run(main())
+
+
+def test_copies_that_end_while_their_number_changes_leave_none_behind() -> None:
+    async def main() -> None:
+        machines = SlowMachines()
+        machines.says.set()
+        async with Copies(CONFIG, 1, machines=machines) as copies:
+            machines.says.clear()
+            scaling = asyncio.create_task(copies.scale(3, 3))
+            await asyncio.sleep(0.02)
+            asyncio.get_running_loop().call_later(0.02, machines.says.set)
+        await asyncio.gather(scaling, return_exceptions=True)
+        assert machines.num_claimed == 0
+        assert not copies._supervisor._places
+        assert all(link.host._process is None or link.host.wait() <= 0 for link in machines.links)
+        with pytest.raises(EngineError, match="take no new requests"):
+            await copies.scale(2, 2)
+
+    asyncio.run(main())
+
+
 class UnlikeMachines(OtherMachines):
     """The second has another processor."""
 
@@ -163,6 +214,8 @@ def test_a_copy_ends_with_who_started_it() -> None:
     host.start(b"s" * 32, "127.0.0.1")
     assert host._process is not None
     assert host._process.stdin is not None
+    assert host._process.stdout is not None
+    assert host._process.stdout.read() == b""  # nobody is kept by a pipe that isn't read
     host._process.stdin.close()
     assert host.wait() == 0
 
@@ -229,6 +282,56 @@ def test_copies_on_a_cluster_have_the_cores_of_the_smallest_node(
     assert later.num_threads == num_threads  # nothing is replaced where the number changes
     asked = replace(asked, num_threads=2)
     assert RayMachines().settings(asked, 0, 1, is_first=True).config.num_threads == 2
+
+
+def test_a_cluster_that_answers_late_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = FakeRay(8.0)
+    threads: list[threading.Thread] = []
+
+    def nodes() -> list[dict[str, Any]]:
+        threads.append(threading.current_thread())
+        return FakeRay.nodes(ray)
+
+    monkeypatch.setattr(ray, "nodes", nodes, raising=False)
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    copies = Copies(CONFIG, 2, machines=RayMachines())
+    asyncio.run(copies.settings(0, is_first=True))
+    assert threads
+    assert threading.main_thread() not in threads
+
+
+def test_room_that_is_reserved_late_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, goes_on = threading.Event(), threading.Event()
+    groups: list[str] = []
+
+    def placement_group(bundles: list[dict[str, float]], strategy: str) -> str:
+        begun.set()
+        assert goes_on.wait(20)
+        groups.append("group")
+        return groups[-1]
+
+    groups_module, scheduling = ModuleType("placement_group"), ModuleType("scheduling")
+    vars(groups_module).update(
+        placement_group=placement_group, remove_placement_group=groups.remove
+    )
+    vars(scheduling).update(PlacementGroupSchedulingStrategy=None)
+    monkeypatch.setitem(sys.modules, "ray.util", ModuleType("ray.util"))
+    monkeypatch.setitem(sys.modules, "ray.util.placement_group", groups_module)
+    monkeypatch.setitem(sys.modules, "ray.util.scheduling_strategies", scheduling)
+
+    async def main() -> None:
+        link = RayLink(FakeRay(8.0), 1, 2)
+        copy = CopyProcess(0, CopySettings(config=CONFIG), print, print, None, link)
+        starting = asyncio.create_task(copy.start())
+        await asyncio.to_thread(begun.wait, 20)
+        starting.cancel()
+        await asyncio.sleep(0.02)
+        goes_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+
+    asyncio.run(main())  # waits for its threads
+    assert groups == []
 
 
 @pytest.mark.parametrize(

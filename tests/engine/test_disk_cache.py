@@ -26,6 +26,7 @@ from lmi_core.config.targets.host import Host
 from lmi_core.engine import disk_blocks
 from lmi_core.engine.disk_blocks import DiskBlocks
 from lmi_core.engine.engine import Engine
+from lmi_core.engine.fingerprint import build_digest
 from lmi_core.engine.outputs import TokenEvent
 from lmi_core.engine.restore import PrefixRestore
 from lmi_core.engine.sampling_params import SamplingParams
@@ -118,6 +119,21 @@ def test_another_model_shares_nothing(tmp_path: Path, other: EngineConfig) -> No
     object.__setattr__(other, "prefix_cache_dir", tmp_path)
     assert start(other)[0] == 0
     assert start(config_of(tmp_path))[0] == CACHED
+
+
+def test_another_build_is_another_model(tmp_path: Path) -> None:
+    """Be it in sources alone, of whatever decides numbers."""
+    extension, seen = tmp_path / "native.so", set()
+    extension.write_bytes(b"1")
+    for path in ("weights/scales.py", "models/family/one.py", "engine/loop.py"):
+        (tmp_path / path).parent.mkdir(parents=True)
+        (tmp_path / path).write_text("1")
+        seen.add(build_digest(extension, tmp_path))
+    (tmp_path / "weights/scales.py").write_text("2")
+    seen.add(build_digest(extension, tmp_path))
+    extension.write_bytes(b"2")
+    seen.add(build_digest(extension, tmp_path))
+    assert len(seen) == 4
 
 
 def test_another_secret_shares_nothing(tmp_path: Path) -> None:
@@ -361,6 +377,22 @@ def test_what_the_disk_is_too_slow_for_is_not_kept(
     goes_on.set()
     disk.close()
     assert numbers_in(disk) == [0, 1, 2]
+
+
+def test_a_copy_without_memory_costs_only_its_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def no_memory(self: DiskBlocks) -> bytearray:
+        raise MemoryError
+
+    disk = opened(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(DiskBlocks, "_memory", no_memory)
+        put(disk, 0, 1)
+    put(disk, 2)
+    disk.close()
+    assert numbers_in(disk) == [2]
+    assert caplog.text.count("no memory is left to copy blocks for the disk") == 1
 
 
 def test_what_was_evicted_before_its_turn_is_not_kept(tmp_path: Path) -> None:

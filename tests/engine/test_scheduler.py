@@ -143,12 +143,14 @@ class History:
         waiting = {request for request in self.requests if request.is_waiting}
         plan = self.scheduler.plan(self.now_s)
         begun = {sequence.request for sequence in plan.sequences}
+        begun |= {request for request in self.restoring if request.is_impatient}
         ends = {request: request.deadline_s for request in waiting - begun}
         late = {r for r, end_s in ends.items() if end_s is not None and end_s <= self.now_s}
         assert late == set(plan.expired)
         assert len(plan.expired) == len(late)
         self.expired |= late
         if not plan.sequences:
+            assert not self.scheduler.has_work, "sequences wait, but none can run"
             return bool(late)
         info = self.model.info
         assert sum(sequence.num_scheduled for sequence in plan.sequences) == plan.num_tokens
@@ -365,6 +367,24 @@ def test_a_slot_is_used_again() -> None:
         assert again.num_cached_tokens == 32
         assert list(history.model.adapters.by_slot) == [0]
         history.unload("x")
+
+
+def test_who_may_not_wait_begins_once_its_prefix_is_there_or_never() -> None:
+    history = History(max_num_seqs=2)
+    history.arrive([1], SamplingParams(max_new_tokens=30))
+    history.step()
+    params = SamplingParams(max_new_tokens=9)
+    first, late = (
+        history.arrive([number], params, is_restoring=True, max_queue_s=0.0) for number in (2, 3)
+    )
+    history.step()
+    assert not history.expired
+    for num_generated in (1, 2):
+        history.restored()
+        history.step()
+        assert first.sequences[0].num_generated == num_generated
+    assert history.expired == {late}
+    history.drain()
 
 
 def test_decode_rows_go_before_prompt_chunks() -> None:

@@ -14,11 +14,12 @@ from lmi_core import _native
 from lmi_core.config.explain import main
 from lmi_core.config.targets.host import Host
 from lmi_core.doctor import examine
-from lmi_core.errors import InsufficientMemoryError
+from lmi_core.errors import InsufficientMemoryError, ModelError
 from lmi_core.models.loader import find_model
 from lmi_core.runners.cpu import memory_needs
 from lmi_core.runners.cpu.cpu_runner import find_cpu_model, load_cpu_runner
 from lmi_core.runners.cpu.memory_needs import check_memory, estimate, memory_errors
+from lmi_core.runners.cpu.sizes import check_heads
 from lmi_core.settings.engine_config import EngineConfig
 from tests.checkpoints import cached_checkpoint
 
@@ -71,6 +72,30 @@ def test_what_does_not_fit_is_refused(config: EngineConfig, allow) -> None:  # t
     with pytest.raises(InsufficientMemoryError, match=words):
         load_cpu_runner(config)
     check_memory(find_model(replace(config, quantize="int4")))
+
+
+@pytest.mark.parametrize(
+    ("variant", "num_q_heads", "num_kv_heads", "head_dim", "is_refused"),
+    [
+        ("llama2", 112, 112, 128, False),
+        ("llama2", 232, 8, 64, False),
+        ("deepseek_v2", 128, 1, 576, False),
+        ("deepseek_v2", 512, 1, 576, True),
+        ("llama2", 2048, 1, 64, True),
+        ("llama2", 800, 800, 128, True),
+    ],
+)
+def test_heads_must_fit_into_a_threads_memory(
+    variant: str, num_q_heads: int, num_kv_heads: int, head_dim: int, is_refused: bool
+) -> None:
+    found = find_model(EngineConfig(model=cached_checkpoint(variant), num_threads=1))
+    heads = {"num_q_heads": num_q_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
+    attention = replace(found.spec.attention, **heads)  # type: ignore[arg-type]
+    found = replace(found, spec=replace(found.spec, attention=attention))
+    if not is_refused:
+        return check_heads(found)
+    with pytest.raises(ModelError, match=f"num_attention_heads is {num_q_heads} over"):
+        check_heads(found)
 
 
 def test_other_models_count(config: EngineConfig) -> None:

@@ -189,6 +189,28 @@ def test_tiles_that_do_not_fill_are_refused(tmp_path: Path) -> None:
         load_model(path)
 
 
+@pytest.mark.parametrize("version", ["gemv", "gemv_fast"])
+def test_groups_that_inputs_do_not_fill_are_refused(version: str, tmp_path: Path) -> None:
+    """Instead of looked for behind the scales that there are."""
+
+    def write(coded: Coded) -> Tensors:
+        num_outputs, num_inputs = coded.codes.shape
+        if version == "gemv_fast":
+            words = torch.zeros(num_outputs // 4, num_inputs, dtype=torch.int16)
+            rows = torch.zeros(0, num_outputs).half()
+            return {"qweight": words, "qzeros": rows, "scales": rows.clone()}
+        return {
+            "qweight": torch.zeros(num_outputs, num_inputs // 8, dtype=torch.int32),
+            "qzeros": torch.zeros(num_outputs, 0, dtype=torch.int32),
+            "scales": torch.zeros(num_outputs, 0).half(),
+        }
+
+    form = Form({**AWQ, "version": version, "group_size": 128}, write, group_size=None)
+    path, _ = make_integer_checkpoint(tmp_path / "model", form)
+    with pytest.raises(ModelError, match="has 64 inputs, which groups of 128 don't fill"):
+        load_model(path)
+
+
 def tensors_of(coded: Coded) -> Tensors:
     num_outputs, num_inputs = coded.codes.shape
     words = torch.zeros(num_inputs // 16, 2 * num_outputs, dtype=torch.int32)

@@ -21,6 +21,7 @@ from lmi_core.runners.cpu.cpu_runner import load_cpu_runner
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.weights import packed_model
 from lmi_core.weights.content_digest import ContentDigests, FileState
+from lmi_core.weights.quantized.settings import QuantizationSettings
 from tests.checkpoints import cached_checkpoint
 
 PROMPT = list(range(10, 50))
@@ -102,6 +103,12 @@ def test_formats_and_instruction_sets_have_files_of_their_own(model, cache):
         assert start(config_of(model, cache, **more)) > 0
         assert start(config_of(model, cache, **more)) == 0
     assert len(files(cache)) == 4
+
+
+def test_fp8_files_of_before_scales_went_by_their_shape_are_not_found():
+    settings = QuantizationSettings(Path("config.json"), {"quant_method": "fp8"})
+    config = EngineConfig(model=Path("model"))
+    assert packed_model._formats(config, settings) != packed_model._formats(config, None)
 
 
 def test_a_copy_of_the_checkpoint_finds_the_same_file(model, cache, tmp_path):

@@ -1,6 +1,6 @@
 """The handler that a configuration names or a model brings: found and checked, not run here.
 
-Source: LMI format reference, entry point.
+Source: DJL-Serving's PyModel.java.
 """
 
 from __future__ import annotations

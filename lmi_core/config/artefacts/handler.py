@@ -1,6 +1,6 @@
 """A model's own ``model.py``: what it defines, found by reading it and never by running it.
 
-Source: LMI format reference, custom ``model.py`` contract.
+Source: DJL-Serving's djl_python/service_loader.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Reader of environment variables: ``OPTION_*``, ``SERVING_*``, documented aliases, launchers'.
 
-Source: LMI format reference, environment; TGI format reference, launcher options.
+Source: DJL-Serving's ModelInfo.java and ConfigManager.java; TGI's launcher/src/main.rs.
 """
 
 from __future__ import annotations

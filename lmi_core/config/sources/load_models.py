@@ -1,6 +1,6 @@
 """The ``load_models`` grammar: which models to serve, under which names.
 
-Source: LMI format reference, ``load_models`` grammar and scan of the model store.
+Source: DJL-Serving's ModelServer.java.
 """
 
 from __future__ import annotations

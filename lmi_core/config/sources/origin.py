@@ -11,7 +11,7 @@ PROPERTIES = "serving.properties"
 
 
 class Rank(IntEnum):
-    """Precedence of sources, weakest first (LMI format reference, sources of configuration)."""
+    """Precedence of sources, weakest first (DJL-Serving's ModelInfo.java)."""
 
     DEFAULT = 0
     SERVER_FILE = 1

@@ -1,6 +1,6 @@
 """Reader of Java properties files (``serving.properties``, ``config.properties``).
 
-Source of the format: LMI format reference, ``serving.properties``, and the Java platform's
+Source of the format: DJL-Serving's ModelInfo.java, ``serving.properties``, and the Java platform's
 documentation of ``Properties.load``: ISO-8859-1, backslash escapes, continued lines.
 """
 

@@ -1,4 +1,4 @@
-"""Keys of how answers are written and streamed, which every system reads (LMI format reference)."""
+"""Keys of how answers are written and streamed, which every system reads (djl_python)."""
 
 from lmi_core.config.table.option import Action, Option, honoured, mapped, no_effect, refused
 from lmi_core.config.table.value_type import Bool, Choice, Int, Text

@@ -1,4 +1,4 @@
-"""What the backends of this version can do, as data (the design's contract ``capability``).
+"""What the backends of this version can do, as data (ARCHITECTURE's rule ``capability``).
 
 An option or request parameter names the capability it needs. Turning a feature on is adding its
 name to a backend here.

@@ -1,4 +1,4 @@
-"""Keys that every system reads (LMI format reference, common keys and later additions)."""
+"""Keys that every system reads (djl_python/properties_manager/properties.py)."""
 
 from lmi_core.config.table.option import (
     Flag,
@@ -274,7 +274,7 @@ OPTIONS = (
         env=("HF_MODEL_TRUST_REMOTE_CODE", "HF_TRUST_REMOTE_CODE"),
         flag=Flag("--trust-remote-code", "TRUST_REMOTE_CODE", switch=True),
         actions={
-            "lmi": no_effect("native model families never run code from a model"),
+            "lmi": no_effect("families of ours never run code from a model"),
             "vllm": mapped("trust_remote_code"),
             "trtllm": mapped("trust_remote_code"),
         },
@@ -331,7 +331,7 @@ OPTIONS = (
         doc="Load several copies of the model at the same time.",
         systems=(*_COMMON, "deepspeed"),
         default=False,
-        actions={"lmi": no_effect("one process serves one copy; there is nothing to overlap")},
+        actions={"lmi": no_effect("copies load together once the first has packed the weights")},
     ),
     Option(
         key="option.model_loading_timeout",

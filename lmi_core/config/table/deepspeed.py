@@ -88,7 +88,7 @@ OPTIONS = (
         doc="Where to save sharded weights.",
         systems=("deepspeed", "neuronx"),
         actions={
-            "lmi": no_effect("weights are not sharded"),
+            "lmi": no_effect("ranks cut the checkpoint while they load it"),
             "neuron": no_effect("vLLM Neuron loads and shards checkpoints itself"),
         },
     ),

@@ -21,7 +21,7 @@ class Effect:
 
 
 def effect_of(option: Option, value: object, backend_name: str) -> Effect:
-    """Decide what ``backend_name`` does with ``value``, by the contract ``capability``."""
+    """Decide what ``backend_name`` does with ``value``, by the rule ``capability``."""
     backend = BACKENDS[backend_name]
     action = option.actions.get(backend_name)
     if action is None and backend_name == "handler":

@@ -91,7 +91,6 @@ def _quiet(name: str, doc: str) -> Option:
     )
 
 
-_ONE_COPY = no_effect("the lmi engine runs one unsharded copy")
 _CACHE_TYPE = mapped(
     "kv_dtype",
     "K and V have one data type",
@@ -138,12 +137,17 @@ OPTIONS = (
         "Copies of the model.",
         mapped(None, "copies on GPUs of their own"),
     ),
-    _vllm("enable_expert_parallel", Bool(), "Experts spread over devices.", _ONE_COPY),
+    _vllm(
+        "enable_expert_parallel",
+        Bool(),
+        "Experts spread over devices.",
+        no_effect("ranks have a part of each expert"),
+    ),
     _vllm(
         "distributed_executor_backend",
         Text("mp, ray or another"),
         "What starts the processes of a copy.",
-        _ONE_COPY,
+        no_effect("the lmi engine starts its processes itself"),
     ),
     _vllm(
         "disable_sliding_window",

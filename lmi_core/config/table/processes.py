@@ -1,4 +1,4 @@
-"""Keys of the processes that run a model's own code (LMI format reference)."""
+"""Keys of the processes that run a model's own code (DJL-Serving's PyEnv.java)."""
 
 from lmi_core.config.table.option import Option, honoured, no_effect, refused
 from lmi_core.config.table.value_type import Bool, Int, Items, Text
@@ -36,7 +36,7 @@ OPTIONS = (
         systems=_COMMON,
         default="python",
         env=("PYTHON_EXECUTABLE",),
-        actions={"lmi": no_effect("the engine runs inside the server, in its own interpreter")},
+        actions={"lmi": no_effect("the engine and its copies run in the server's interpreter")},
     ),
     Option(
         key="option.env",

@@ -44,7 +44,7 @@ def _status(key: str, default: int) -> Option:
         "HTTP status of this kind of failure.",
         honoured(None, "on LMI's routes", test=_HEADERS, idle=(default,))
         if key != "timeout_http_code"
-        else no_effect("no request ends by a timeout of the server"),
+        else no_effect("an answer that takes too long ends like one whose step failed"),
         default,
     )
 

@@ -6,7 +6,7 @@ from lmi_core.config.table.option import Flag, Option, honoured, no_effect, refu
 from lmi_core.config.table.tgi import tgi_flag, tgi_variable
 from lmi_core.config.table.value_type import Bool, Choice, Int, Text, ValueType
 
-_INTERNAL = no_effect("no shard processes are started")
+_INTERNAL = no_effect("ranks find each other without it")
 _TRACES = "tests/server/http/test_tracing.py"
 _LIMITS = "tests/cli/test_options.py::test_limits_of_a_launcher"
 _flag = partial(tgi_flag, server=True)

@@ -189,7 +189,7 @@ OPTIONS = (
         "fully_sharded_loras",
         Bool(),
         "Shard adapters fully.",
-        no_effect("the lmi engine runs one unsharded copy"),
+        no_effect("ranks cut adapters like the matrices that they add to"),
         False,
         idle=(False,),
     ),

@@ -1,4 +1,4 @@
-"""What a configuration says of LoRA adapters (LMI format reference, 6.8; TGI's, 6.2)."""
+"""What a configuration says of LoRA adapters (DJL-Serving's and TGI's documentation)."""
 
 from __future__ import annotations
 

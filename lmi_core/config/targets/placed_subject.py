@@ -15,6 +15,7 @@ DEGREE = "option.tensor_parallel_degree"
 STAGES = "option.pipeline_parallel_degree"
 COPIES = "option.data_parallel_size"
 ON = "option.on"
+RAY_ADDRESS = "option.ray_address"
 OWN = frozenset({"lmi", "transformers"})
 """Backends that run in our engine."""
 

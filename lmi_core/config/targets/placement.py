@@ -1,6 +1,6 @@
 """Which devices a configuration runs on, in how many copies, or why it can't have them.
 
-Sources: LMI format reference, number of workers and devices; TGI format reference, resolution of
+Sources: DJL-Serving's ModelInfo.java, number of workers and devices; TGI's launcher, resolution of
 shards.
 """
 
@@ -14,7 +14,15 @@ from lmi_core.config.sources.merge import Values
 from lmi_core.config.table import BY_KEY
 from lmi_core.config.table.capabilities import BACKENDS
 from lmi_core.config.targets.host import Host
-from lmi_core.config.targets.placed_subject import COPIES, DEGREE, ON, OWN, STAGES, Subject
+from lmi_core.config.targets.placed_subject import (
+    COPIES,
+    DEGREE,
+    ON,
+    OWN,
+    RAY_ADDRESS,
+    STAGES,
+    Subject,
+)
 from lmi_core.config.targets.placement_on_cpu import MOST, OWN_COPIES, WORKERS, on_cpu
 from lmi_core.settings.placement import DEVICE_NAMES, VISIBLE, DeviceKind, Placement
 
@@ -43,6 +51,8 @@ def place(
     processes of the lmi engine.
     """
     subject = Subject(values, host, backend, system, mpi_mode, is_demo, problems)
+    if backend == "lmi" and values.get(ON) != "ray" and RAY_ADDRESS in values.known:
+        values.ignored[RAY_ADDRESS] = "the model is served on this machine, without option.on=ray"
     kind, named = _kind(subject)
     if kind in ("cpu", "torch-cpu"):
         return on_cpu(subject, kind)

@@ -1,6 +1,6 @@
 """How a model is placed on the CPU: processes that share it, copies, cores.
 
-Source: LMI format reference, number of workers.
+Source: DJL-Serving's ModelInfo.java, number of workers.
 """
 
 from __future__ import annotations
@@ -14,6 +14,11 @@ WORKERS = ("cpu.minWorkers", "minWorkers")
 MOST = ("cpu.maxWorkers", "maxWorkers")
 COPY_KEYS = (OWN_COPIES, *WORKERS)
 """Keys of copies on the CPU, the strongest first."""
+_UNUSED = {
+    DEGREE: "on the CPU one process uses all cores",
+    STAGES: "on the CPU a copy has no stages",
+    COPIES: "it counts copies on GPUs, option.num_copies those on the CPU",
+}
 _ONE_ENGINE = "one engine serves the model; it takes as many requests as its batch holds"
 
 
@@ -23,9 +28,9 @@ def on_cpu(subject: Subject, kind: DeviceKind) -> Placement:
     host = Host() if on_ray else subject.host
     degree = _degree_on_cpu(subject, kind)
     if subject.backend in OWN:
-        for key in (DEGREE, STAGES, COPIES):
+        for key, why in _UNUSED.items():
             if key in values.known and (key != DEGREE or degree == 1):
-                values.ignored[key] = "on the CPU one process uses all cores, whatever the degree"
+                values.ignored[key] = why
     threads = values.get("option.num_threads")
     num_copies = _copies_on_cpu(subject, kind)
     most_copies = _most_copies(subject, num_copies)

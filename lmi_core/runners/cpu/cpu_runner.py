@@ -25,6 +25,7 @@ from lmi_core.runners.cpu.ranked_blocks import RankedBlocks
 from lmi_core.runners.cpu.recorded_model import RecordedModel
 from lmi_core.runners.cpu.sizes import (
     cache_dtype,
+    check_heads,
     check_sizes,
     num_rank_threads,
     pool_block_bytes,
@@ -361,6 +362,7 @@ def find_cpu_model(asked: EngineConfig | FoundModel, claimed_bytes: int = 0) -> 
         check_sizes(asked)
         cache_dtype(asked, "fp32")
         asked = find_model(asked)
+        check_heads(asked)
     if is_new or claimed_bytes:
         check_memory(asked, claimed_bytes)
     return asked

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 DEFAULT_BATCHED_TOKENS = 2048
 CacheDType = Literal["fp32", "bf16", "int8"]
+_SCRATCH_FLOATS = (4 << 20) // 4
+_TILE_ROWS, _PARTITION, _LANES = 48, 256, 16
+"""Of csrc/cpu: kScratchBytes, a thread's; kQueryTileRows, kAttentionPartition and kLanes."""
 
 
 def num_rank_threads(config: EngineConfig) -> int:
@@ -75,6 +78,30 @@ def check_sizes(config: EngineConfig) -> None:
             f"block_size is {config.block_size}, but must be a multiple of {BLOCK_MULTIPLE}",
             field="block_size",
         )
+
+
+def check_heads(found: FoundModel) -> None:
+    """Raise ModelError for heads that attention has no room for in a thread's scratch memory, of
+    the model and of what drafts for it."""
+    specs = [(each.config, each.spec) for each in found.models]
+    if isinstance(found.heads, EagleHead):
+        specs.append((found.config, found.heads.spec))
+    for config, spec in specs:
+        attention = spec.attention
+        num_q_heads, num_kv_heads = attention.num_q_heads, attention.num_kv_heads
+        num_rows = max(_TILE_ROWS, num_q_heads // num_kv_heads, 2 * num_kv_heads) + _LANES
+        # Scores and weights of a partition's keys; queries and, twice, their results; values that
+        # are made of a latent cache's keys.
+        num_columns = attention.head_dim + _LANES
+        num_floats = num_rows * (2 * _PARTITION + 3 * num_columns)
+        num_floats += _PARTITION * num_columns * (attention.latent is not None)
+        if num_floats > _SCRATCH_FLOATS:
+            raise config.error(
+                "num_attention_heads",
+                f"is {num_q_heads} over {num_kv_heads} of keys and values, of {attention.head_dim} "
+                f"numbers each: attention on the CPU would want {4 * num_floats} bytes for a key "
+                f"head's queries, and has {4 * _SCRATCH_FLOATS}",
+            )
 
 
 def cache_dtype(config: EngineConfig, model_dtype: WeightFormat) -> CacheDType:

@@ -1,6 +1,6 @@
 """The max-sparsity rule: which sequences share a padded batch.
 
-Source: LMI format reference, the scheduler rolling batch.
+Source: DJL-Serving's djl_python/seq_scheduler.
 """
 
 from __future__ import annotations

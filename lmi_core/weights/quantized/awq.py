@@ -1,4 +1,4 @@
-"""AWQ's layouts, and that of version gemm (TGI format reference, AWQ): 4 bits.
+"""AWQ's layouts, and that of version gemm (TGI's sources, AWQ): 4 bits.
 
 weight[k, n] = scales[g, n] (q[k, n] - z[g, n]) of group g = k // group_size; qweight and qzeros
 pack q and z along n, eight columns a word, in an order of their own.

@@ -60,6 +60,10 @@ class AwqGemv:
         num_outputs, num_inputs = layer.shape
         groups = groups_in_order(num_inputs, self._group_size)
         num_groups = int(groups[-1]) + 1
+        if num_inputs % (self._group_size or num_inputs):
+            raise layer.error(
+                "qweight", f"has {num_inputs} inputs, which groups of {self._group_size} don't fill"
+            )
         whole = _INPUTS if self._is_fast else _PER_WORD
         if num_inputs % whole or (self._is_fast and num_outputs % _OUTPUTS):
             of = f" and outputs of {_OUTPUTS}" if self._is_fast else ""

@@ -1,4 +1,4 @@
-"""bitsandbytes' layouts as Transformers writes them (TGI format reference, bitsandbytes).
+"""bitsandbytes' layouts as Transformers writes them (TGI's sources, bitsandbytes).
 
 4 bits: codes of floats in blocks over the matrix read row by row; scales, in fp32, or in 8 bits in
 blocks of their own: absmax[i] = nested_quant_map[code] nested_absmax[i // blocksize] +

@@ -1,4 +1,4 @@
-"""The integer layouts of compressed-tensors (TGI format reference, compressed-tensors).
+"""The integer layouts of compressed-tensors (TGI's sources, compressed-tensors).
 
 weight[n, k] = weight_scale[n, g] (q[n, k] - z[n, g]). ``int-quantized`` has q and z as they are, in
 int8; ``pack-quantized`` has them with 2^(bits - 1) added, in words along k and along n; so

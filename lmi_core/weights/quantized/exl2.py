@@ -1,4 +1,4 @@
-"""EXL2's layout (TGI format reference, EXL2): 2 to 8 bits, mixed within a layer by groups.
+"""EXL2's layout (TGI's sources, EXL2): 2 to 8 bits, mixed within a layer by groups.
 
 weight[k, n] = (q[p, n] - 2^(bits - 1)) scale[g(p), n] of the packed row p = q_invperm[k], where a
 group's scale is (index + 1)^2 q_scale_max / 256 in fp16. A group's rows are one stream of bits down

@@ -1,4 +1,4 @@
-"""GPTQ's layout (TGI format reference, GPTQ), in 2, 3, 4 and 8 bits.
+"""GPTQ's layout (TGI's sources, GPTQ), in 2, 3, 4 and 8 bits.
 
 weight[k, n] = scales[g, n] (q[k, n] - z[g, n]) of group g = g_idx[k]; qweight packs q along k,
 qzeros packs z along n. As a rule qzeros holds z - 1 modulo 2^bits; ``gptq_v2`` holds z.

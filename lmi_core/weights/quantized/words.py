@@ -1,6 +1,6 @@
 """Codes of 2 to 8 bits in 32-bit words, the first one in the lowest bits.
 
-Format: TGI format reference, GPTQ, AWQ and compressed-tensors.
+Format: TGI's sources, GPTQ, AWQ and compressed-tensors.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which adapters a call to LMI's routes is for (LMI format reference, 6.8)."""
+"""Which adapters a call to LMI's routes is for (DJL-Serving's adapters.md)."""
 
 from __future__ import annotations
 

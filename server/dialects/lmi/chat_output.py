@@ -2,7 +2,7 @@
 
 There is no ``model``, ends have LMI's names, log-probabilities come only with ``top_logprobs`` and
 describe the token itself, ``bytes`` are code points; a chunk's ``logprobs`` are a list, and name
-the number where the token belongs. (LMI format reference, 4.7.)
+the number where the token belongs. (djl_python/chat_completions.)
 """
 
 from __future__ import annotations

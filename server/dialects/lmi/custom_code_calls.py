@@ -1,4 +1,4 @@
-"""HTTP in front of a model's own handler (LMI format reference, 3.4 to 3.7)."""
+"""HTTP in front of a model's own handler (DJL-Serving's InferenceRequestHandler.java)."""
 
 from __future__ import annotations
 

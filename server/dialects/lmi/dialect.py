@@ -1,4 +1,4 @@
-"""LMI's routes (LMI format reference, 3.1): how DJL-Serving chooses models and reports health."""
+"""LMI's routes: models are chosen, and health is reported, as by InferenceRequestHandler.java."""
 
 from __future__ import annotations
 

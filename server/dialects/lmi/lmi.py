@@ -1,6 +1,6 @@
 """The LMI protocol: ``/invocations`` as DJL-Serving's LMI containers speak it.
 
-The wire format is that of releases 0.28 and 0.29 (LMI format reference, 8.2): request errors are
+The format is that of releases 0.28 and 0.29 (djl_python/output_formatter.py): request errors are
 HTTP 424 with ``{"code":424,"error":...}``, errors of the server itself are pretty-printed objects
 with ``code``, ``type`` and ``message``. ``LmiOptions.release`` chooses the forms of one release
 instead, chat included, but not its faults: answers in pieces that aren't JSON, text twice,

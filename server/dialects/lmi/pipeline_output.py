@@ -1,6 +1,6 @@
 """Streams of LMI without a rolling batch: a line per step with a text of every prompt.
 
-Format: LMI format reference, 4.11.
+Format: DJL-Serving's djl_python/huggingface.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The LMI releases whose formats differ, and what came with which (LMI format reference, 8.1)."""
+"""The LMI releases whose formats differ, and what came with which (DJL-Serving's sources)."""
 
 from __future__ import annotations
 

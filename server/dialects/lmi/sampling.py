@@ -1,4 +1,4 @@
-"""LMI's generation parameters as the engine's sampling parameters (format reference, 4.2, 4.3)."""
+"""LMI's generation parameters as the engine's sampling parameters (djl_python/rolling_batch)."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def num_candidates(parameters: LmiParameters) -> int:
 
 def with_strategy(parameters: LmiParameters, default: str) -> tuple[LmiParameters, tuple[str, ...]]:
     """What a decoding strategy, the request's or the ``default`` one, makes of parameters, and the
-    names of those that it ignores; without one they stay as they are (format reference, 5.7)."""
+    names of those that it ignores; without one they stay as they are (djl_python/seq_scheduler)."""
     strategy = _strategy(parameters, default)
     if not strategy:
         return parameters, ()
@@ -225,8 +225,9 @@ def _seed(seed: int | str | None) -> int | None:
 
 
 def cached_prompt(body: LmiBody, parameters: LmiParameters) -> tuple[str, tuple[str, ...]]:
-    """The text in front of the inputs, and the name of one that isn't used (format reference, 5.9):
-    what prompts begin with is cached whether a request says so or not."""
+    """The text in front of the inputs, and the name of one that isn't used
+    (scheduler_rolling_batch.py): what prompts begin with is cached whether a request says so or
+    not."""
     text = body.cached_prompt or parameters.cached_prompt or ""
     if not text or parameters.use_lru_kv_cache:
         return text, ()

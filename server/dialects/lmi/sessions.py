@@ -1,4 +1,4 @@
-"""Stateful sessions over HTTP, as SageMaker has them (LMI format reference, 3.6).
+"""Stateful sessions over HTTP, as SageMaker has them (djl_python/session_manager.py).
 
 A client opens one with the session id ``NEW_SESSION`` or the body ``{"requestType":
 "NEW_SESSION"}``, sends its id with each request, and closes it with ``{"requestType": "CLOSE"}``.

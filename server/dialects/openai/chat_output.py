@@ -1,7 +1,7 @@
 """Chat completion responses: one object, or chunks as lines or server-sent events.
 
 Objects are OpenAI's; as LMI does it, chunks of its routes come as JSON lines unless the client
-accepts ``text/event-stream``. (LMI format reference, 4.7 and 8.2.)
+accepts ``text/event-stream``. (djl_python/chat_completions.)
 """
 
 from __future__ import annotations

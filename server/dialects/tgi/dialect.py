@@ -1,4 +1,4 @@
-"""TGI's routes (TGI format reference, 3.1): admission, streams whose errors are events, health.
+"""TGI's routes (its router/src/server.rs): admission, streams whose errors are events, health.
 
 Where this differs from TGI on purpose: log-probabilities are the model's own, before penalties and
 temperature; frequency and presence penalties have OpenAI's definition; chat templates are rendered

@@ -1,7 +1,7 @@
 """Errors as TGI reports them: an object with ``error`` and ``error_type``, or plain text.
 
 What the HTTP layer refuses (routing, the shape of a body) is plain text or empty; what the
-application refuses is JSON. (TGI format reference, 3.2.)
+application refuses is JSON. (TGI's router/src/server.rs.)
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Responses of ``/generate`` and ``/generate_stream``, byte by byte.
 
-(TGI format reference, 3.5, 3.6.) Log-probabilities are those of the model's own distribution,
+(TGI's router/src/server.rs.) Log-probabilities are those of the model's own distribution,
 before temperature and penalties.
 """
 

@@ -2,7 +2,7 @@
 
 Beyond TGI, since OpenAI's clients send them, a chat's ``response_format`` may also have OpenAI's
 forms. What a schema may say is wider than TGI's and blanks are the same; a regex that can't be
-compiled is the request's own fault. (TGI format reference, 3.4 and 6.3.)
+compiled is the request's own fault. (TGI's router/src/validation.rs.)
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""TGI's metrics of requests, under its names (TGI format reference, 3.12).
+"""TGI's metrics of requests, under its names (its docs/source/reference/metrics.md).
 
 Its counters have no ``_total``, which the Prometheus library insists on; so the text is our own.
 """

@@ -1,4 +1,4 @@
-"""The request schema of TGI, with errors in its HTTP library's words (format reference, 3.3)."""
+"""The request schema of TGI, with errors in its HTTP library's words (router/src/lib.rs)."""
 
 from __future__ import annotations
 

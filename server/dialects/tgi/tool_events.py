@@ -1,4 +1,4 @@
-"""TGI's chat answers that are tool calls (TGI format reference, 3.7 and 6.4)."""
+"""TGI's chat answers that are tool calls (its router/src/infer/tool_grammar.rs)."""
 
 from __future__ import annotations
 

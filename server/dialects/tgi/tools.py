@@ -1,7 +1,7 @@
 """TGI's tools: an object that a grammar forces, ``{"function": {"_name": ..., <arguments>}}``.
 
 A model that may also answer in text has one more tool, ``no_tool``; when it takes that, the chat is
-run once more without tools. (TGI format reference, 6.4.)
+run once more without tools. (TGI's router/src/infer/tool_grammar.rs.)
 
 Where this differs from TGI on purpose: the object can't be empty, references inside a tool's
 schema work, and the counts of an answer in text are those of the run that gave it.

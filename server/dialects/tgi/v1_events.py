@@ -1,4 +1,4 @@
-"""TGI's chat and completion answers, byte by byte (TGI format reference, 3.6 to 3.8)."""
+"""TGI's chat and completion answers, byte by byte (its router/src/server.rs)."""
 
 from __future__ import annotations
 

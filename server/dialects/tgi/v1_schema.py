@@ -1,4 +1,4 @@
-"""TGI's chat and completion bodies as generations (TGI format reference, 3.7, 3.8).
+"""TGI's chat and completion bodies as generations (its router/src/lib.rs).
 
 Beyond TGI, since OpenAI's clients send them: ``stop`` may be one string, ``logit_bias`` may be
 OpenAI's map, and ``presence_penalty`` has OpenAI's meaning.

@@ -1,4 +1,4 @@
-"""TGI's checks of a request, in its order and words (TGI format reference, 3.4).
+"""TGI's checks of a request, in its order and words (its router/src/validation.rs).
 
 Each function raises UserError with the message that follows ``Input validation error: ``.
 """

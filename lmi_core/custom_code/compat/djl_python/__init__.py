@@ -1,7 +1,7 @@
 """``djl_python`` as a ``model.py`` knows it: its inputs, outputs and formatters, nothing else.
 
 It is importable in a handler's process only, and only where no other package of the name is
-installed. Source: LMI format reference, custom ``model.py`` contract.
+installed. Source: what DJL-Serving's djl_python does.
 """
 
 from .inputs import Input

@@ -1,4 +1,4 @@
-"""Bodies by content type (LMI format reference, 3.4)."""
+"""Bodies by content type (DJL-Serving's djl_python/encode_decode.py)."""
 
 from __future__ import annotations
 

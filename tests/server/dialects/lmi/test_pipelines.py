@@ -1,4 +1,4 @@
-"""Answers of configurations without a rolling batch (LMI format reference, 4.11)."""
+"""Answers of configurations without a rolling batch (djl_python/huggingface.py)."""
 
 import asyncio
 import json
