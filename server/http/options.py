@@ -90,9 +90,9 @@ class ServerOptions:
     ui_report: Mapping[str, object] = field(default_factory=dict, repr=False)
     """The configuration's explanation, which the page shows."""
     verbose: bool = False
+    """Print every route once the server listens."""
     strict_requests: bool = False
     """Answer 422 to requests with fields that nobody here knows, instead of ignoring them."""
-    """Print every route once the server listens."""
     lmi: LmiOptions = field(default_factory=LmiOptions)
     tgi: TgiOptions = field(default_factory=TgiOptions)
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
