@@ -90,7 +90,7 @@ def mixture_settings(metadata: Metadata) -> dict[str, Any]:
         "num_experts_per_tok": "expert_used_count",
         "moe_intermediate_size": "expert_feed_forward_length",
     }
-    found = {ours: metadata.number(key) for ours, key in keys.items()}
+    found = metadata.numbers(keys)
     return {ours: value for ours, value in found.items() if value is not None}
 
 
@@ -153,7 +153,7 @@ def _sigmoid_experts(metadata: Metadata) -> dict[str, Any]:
         "n_group": "expert_group_count",
         "topk_group": "expert_group_used_count",
     }
-    found = {ours: metadata.number(key) for ours, key in keys.items()}
+    found = metadata.numbers(keys)
     return {
         "n_routed_experts": metadata.number("expert_count"),
         "num_hidden_layers": metadata.number("block_count") - further,
@@ -179,7 +179,7 @@ def _dbrx(metadata: Metadata) -> dict[str, Any]:
         "n_heads": metadata.number("attention.head_count"),
         "max_seq_len": metadata.number("context_length"),
         "attn_config": {key: value for key, value in attention.items() if value is not None},
-        "ffn_config": {ours: metadata.number(key) for ours, key in keys.items()},
+        "ffn_config": metadata.numbers(keys),
     }
 
 

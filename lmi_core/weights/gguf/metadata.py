@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,6 +47,10 @@ class Metadata:
             name = f"{self.architecture}.{key}"
             raise fault(self.file.path, f"has {str(value)[:40]!r} as {name}, which isn't a number")
         return value
+
+    def numbers(self, keys: Mapping[str, str]) -> dict[str, Any]:
+        """By our names, with the file's of each; None for those that it doesn't have."""
+        return {ours: self.number(key) for ours, key in keys.items()}
 
     def has(self, tensor: str) -> bool:
         return tensor in self.file.tensors
