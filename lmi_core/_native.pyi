@@ -370,10 +370,12 @@ class KvCache:
         block_size: int,
         num_kv_heads: int,
         head_dim: int,
-        dtype: Literal["fp32", "bf16", "int8"],
+        dtype: Literal["fp32", "bf16", "int8", "e4m3", "e5m2"],
         is_latent: bool = False,
+        fixed_scales: Sequence[float] = (),
     ) -> None:
-        """``is_latent``: of keys alone, which are the values, too."""
+        """``is_latent``: of keys alone, which are the values, too. ``fixed_scales``: of e4m3 and e5m2, each
+        layer's of keys and of values; (): 1."""
     @staticmethod
     def block_bytes(
         *,

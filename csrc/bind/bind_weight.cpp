@@ -197,10 +197,16 @@ py::tuple read_block(const KvCache& cache, int32_t layer, int32_t block) {
   const std::vector<py::ssize_t> shape{view.block_size, view.num_kv_heads, view.head_dim};
   FloatArray keys(shape);
   FloatArray values(shape);
-  const auto element = [&](const uint8_t* base, int64_t index, int32_t token) {
+  const auto element = [&](const uint8_t* base, int64_t index, int32_t token, int part) {
     if (view.dtype == DType::kF32) return reinterpret_cast<const float*>(base)[index];
     if (view.dtype == DType::kBF16) {
       return bf16_to_float(reinterpret_cast<const bf16_t*>(base)[index]);
+    }
+    if (view.dtype == DType::kE4M3 || view.dtype == DType::kE5M2) {
+      const float scale = view.fixed_scales == nullptr ? 1.0f : view.fixed_scales[2 * layer + part];
+      return scale * (view.dtype == DType::kE4M3
+                          ? kE4M3Values.at[base[index]]
+                          : f16_to_float(static_cast<uint16_t>(base[index] << 8)));
     }
     const float* scales = reinterpret_cast<const float*>(base + view.scale_offset());
     return scales[token] * static_cast<float>(reinterpret_cast<const int8_t*>(base)[index]);
@@ -209,11 +215,11 @@ py::tuple read_block(const KvCache& cache, int32_t layer, int32_t block) {
     for (int32_t head = 0; head < view.num_kv_heads; ++head) {
       for (int32_t dim = 0; dim < view.head_dim; ++dim) {
         keys.mutable_at(token, head, dim) =
-            element(view.key(layer, block, head), view.key_element(token, dim), token);
+            element(view.key(layer, block, head), view.key_element(token, dim), token, 0);
         values.mutable_at(token, head, dim) =
             view.is_latent
                 ? keys.at(token, head, dim)
-                : element(view.value(layer, block, head), view.value_element(token, dim), token);
+                : element(view.value(layer, block, head), view.value_element(token, dim), token, 1);
       }
     }
   }
@@ -260,13 +266,14 @@ void bind_kv_cache(py::module_& m) {
   py::class_<KvCache>(m, "KvCache")
       .def(py::init([](int32_t num_layers, int32_t num_blocks, int32_t block_size,
                        int32_t num_kv_heads, int32_t head_dim, const std::string& dtype,
-                       bool is_latent) {
-             return std::make_unique<KvCache>(cache_shape(
-                 num_layers, num_blocks, block_size, num_kv_heads, head_dim, dtype, is_latent));
+                       bool is_latent, std::vector<float> fixed_scales) {
+             return std::make_unique<KvCache>(cache_shape(num_layers, num_blocks, block_size,
+                                                          num_kv_heads, head_dim, dtype, is_latent),
+                                              std::move(fixed_scales));
            }),
            py::kw_only(), py::arg("num_layers"), py::arg("num_blocks"), py::arg("block_size"),
            py::arg("num_kv_heads"), py::arg("head_dim"), py::arg("dtype"),
-           py::arg("is_latent") = false)
+           py::arg("is_latent") = false, py::arg("fixed_scales") = std::vector<float>())
       .def_static(
           "block_bytes",
           [](int32_t num_layers, int32_t block_size, int32_t num_kv_heads, int32_t head_dim,
