@@ -196,6 +196,21 @@ def test_copies_on_the_cpu_divide_its_cores():
     assert "copies run on the CPU in this version, and 1 GPU is visible" in str(report.errors[0])
 
 
+def test_what_copies_are_bound_to_on_ray_is_said():
+    report, _ = placed("--on", "ray", "-o", "cpu_binding=cores", on=host())
+    [error] = report.errors
+    assert "cpu_binding=cores doesn't go with option.on=ray" in str(error)
+    report, _ = placed("--on", "ray", "-o", "cpu_binding=nodes", on=host())
+    row = next(row for row in report.rows[0] if row.key == "option.cpu_binding")
+    assert (row.outcome, row.text) == (
+        "no effect",
+        "a copy of one process may use all of its Ray node",
+    )
+    written = ("--on", "ray", "--device", "cpu", "-tp", "2", "-o", "cpu_binding=nodes")
+    report, model = placed(*written, on=host())
+    assert (not report.errors, model.engine.config.cpu_binding) == (True, "nodes")
+
+
 def test_devices_keep_their_names_in_what_is_to_be_written():
     report, _ = placed("-tp", "2", on=host(4, gpu_names=("4", "5", "6", "7")))
     assert "CUDA_VISIBLE_DEVICES=4" in str(report.errors[0])

@@ -23,7 +23,13 @@ from lmi_core.config.targets.placed_subject import (
     STAGES,
     Subject,
 )
-from lmi_core.config.targets.placement_on_cpu import MOST, OWN_COPIES, WORKERS, on_cpu
+from lmi_core.config.targets.placement_on_cpu import (
+    MOST,
+    OWN_COPIES,
+    WORKERS,
+    check_job,
+    on_cpu,
+)
 from lmi_core.settings.placement import DEVICE_NAMES, VISIBLE, DeviceKind, Placement
 
 _DEVICE = "option.device"
@@ -54,6 +60,7 @@ def place(
     if backend == "lmi" and values.get(ON) != "ray" and RAY_ADDRESS in values.known:
         values.ignored[RAY_ADDRESS] = "the model is served on this machine, without option.on=ray"
     kind, named = _kind(subject)
+    check_job(subject, kind)
     if kind in ("cpu", "torch-cpu"):
         return on_cpu(subject, kind)
     return _on_devices(subject, kind, named)
