@@ -142,14 +142,17 @@ class CopyProcess:
         self.link.kill()
 
     async def end(self, *, kill: bool = False) -> None:
-        """Let it end by itself, in time, or at once. Idempotent."""
+        """Let it end by itself, in time, or at once, and leave one that doesn't. Idempotent."""
         if self._connection is not None:
             self._connection.close()
         with suppress(TimeoutError):
             if not kill:
                 await asyncio.wait_for(self.link.ended(), _END_TIMEOUT_S)
         self.kill()
-        await self.link.ended()
+        try:
+            await asyncio.wait_for(self.link.ended(), _END_TIMEOUT_S)
+        except TimeoutError:
+            log.error("copy %d (%s) doesn't end and is left", self.copy_id, self.link.name)
 
     def _send(self, *message: Any) -> None:
         if self._connection is not None:
