@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
 from lmi_core.copies.link import Link, LocalLink
 from lmi_core.copies.process import CopySettings, log_level
-from lmi_core.errors import EngineError
+from lmi_core.errors import EngineError, UserError
 from lmi_core.runners.cpu.core_groups import num_own_cores, own_groups
 from lmi_core.runners.cpu.rank_hosts import host_cpus
 from lmi_core.runners.memory_claims import HOST_MEMORY
@@ -54,6 +55,12 @@ class ThisMachine:
     """Implements ``Machines``: copies divide its memory and its cores."""
 
     def claim(self, config: EngineConfig, num_copies: int) -> bool:
+        if config.device != "cpu":
+            raise UserError(
+                f"num_copies={num_copies} doesn't go with device={config.device}: copies run on "
+                "the CPU, or one on each GPU",
+                field="num_copies",
+            )
         from lmi_core.runners.cpu.cpu_runner import find_cpu_model
         from lmi_core.runners.cpu.memory_needs import check_copies, shares_weights
 
@@ -84,3 +91,33 @@ class ThisMachine:
 
     def link(self, settings: CopySettings) -> Link:
         return LocalLink()
+
+
+class Devices:
+    """Implements ``Machines``: each copy has devices of this machine, and sees no others."""
+
+    def __init__(self, environments: Sequence[Mapping[str, str]]) -> None:
+        """``environments``: by copy, the variables that show a process its devices."""
+        self._environments = environments
+
+    def claim(self, config: EngineConfig, num_copies: int) -> bool:
+        """Raises UserError where there are devices for fewer; each copy looks at its own memory."""
+        if num_copies > len(self._environments):
+            raise UserError(
+                f"num_copies={num_copies}, and there are devices for {len(self._environments)}",
+                field="num_copies",
+            )
+        return False
+
+    def release(self) -> None:
+        pass
+
+    def settings(
+        self, config: EngineConfig, number: int, num_copies: int, *, is_first: bool
+    ) -> CopySettings:
+        return CopySettings(
+            config=config, environment=self._environments[number], log_level=log_level()
+        )
+
+    def link(self, settings: CopySettings) -> Link:
+        return LocalLink(settings.environment)

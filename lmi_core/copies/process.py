@@ -6,9 +6,9 @@ import asyncio
 import logging
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,8 @@ class CopySettings:
     """What other models have of the machine's memory."""
     packs: bool = False
     """Whether it puts packed weights where all copies find them, before it loads its own."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables of its process, besides those of the server."""
     log_level: int = logging.WARNING
     sent_s: float | None = None
     """The time by the server's clock, where the copy has another."""

@@ -6,10 +6,17 @@ Source: DJL-Serving's ModelInfo.java, number of workers.
 from __future__ import annotations
 
 from lmi_core.config.targets.host import Host
-from lmi_core.config.targets.placed_subject import COPIES, DEGREE, ON, OWN, STAGES, Subject
+from lmi_core.config.targets.placed_subject import (
+    COPIES,
+    DEGREE,
+    ON,
+    OWN,
+    OWN_COPIES,
+    STAGES,
+    Subject,
+)
 from lmi_core.settings.placement import DeviceKind, Placement
 
-OWN_COPIES = "option.num_copies"
 BINDING = "option.cpu_binding"
 WORKERS = ("cpu.minWorkers", "minWorkers")
 MOST = ("cpu.maxWorkers", "maxWorkers")
