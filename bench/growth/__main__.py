@@ -35,6 +35,7 @@ from bench.growth.report import Row, page, series_of, table
 from bench.peers.driver import Load
 from bench.peers.llama_cpp import LlamaCpp
 from bench.peers.peer import Peer
+from bench.peers.process import SideError
 from bench.peers.work import Work
 from lmi_core.bench.rooflines import ELEMENT_BYTES
 
@@ -110,13 +111,20 @@ def run(arguments: argparse.Namespace, path: Path) -> list[Row]:
 def measured(
     point: Point, ours: Measure, theirs: Callable[[int], float] | None, rounds: int
 ) -> Row:
-    """By turns, where there is another engine."""
-    seconds, others, resident_mb = [], [], 0.0
+    """By turns, where there is another engine that doesn't fail."""
+    seconds: list[float] = []
+    others: list[float] = []
+    resident_mb = 0.0
     for seed in range(rounds):
         ours_s, resident_mb = ours(point, seed)
         seconds.append(ours_s)
-        if theirs is not None:
-            others.append(theirs(seed))
+        try:
+            if theirs is not None:
+                others.append(theirs(seed))
+        except SideError as error:
+            print(error)
+            theirs = None
+            others.clear()
     return Row(point, tuple(seconds), resident_mb, tuple(others))
 
 
