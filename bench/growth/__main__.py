@@ -71,15 +71,19 @@ def our_engine(shape: str, dtype: str, points: list[Point]) -> Iterator[Measure]
         assert source is not None
         assert answers is not None
 
-        def measure(point: Point, seed: int) -> tuple[float, float]:
-            print(json.dumps([points.index(point), seed]), file=source, flush=True)
+        def answer() -> str:
             line = answers.readline()
             if not line:
-                sys.exit(f"the engine of {point} ended with {process.wait()}")
-            seconds, resident_mb = json.loads(line)
+                sys.exit(f"the engine of {points[0]} ended with {process.wait()}")
+            return line
+
+        def measure(point: Point, seed: int) -> tuple[float, float]:
+            print(json.dumps([points.index(point), seed]), file=source, flush=True)
+            seconds, resident_mb = json.loads(answer())
             return seconds, resident_mb
 
         try:
+            answer()
             yield measure
         finally:
             process.terminate()
@@ -94,12 +98,14 @@ def run(arguments: argparse.Namespace, path: Path) -> list[Row]:
     peer = LlamaCpp() if arguments.peer else None
     for _, group in itertools.groupby(missing, key=lambda p: p.engine):
         points = sorted(group, key=lambda p: p.num_tokens)
+        shape = shape_of(arguments.shape, points[0].vocab_size)
+        checkpoint = make_checkpoint(shape, Path("build/models") / shape.name)
         with our_engine(arguments.shape, arguments.dtype, points) as ours:
             for point in points:
                 if time.monotonic() > until:
                     print(f"stopped after {arguments.minutes:g} minutes: the next run goes on")
                     return rows
-                theirs = their_engine(peer, arguments, point) if peer else None
+                theirs = their_engine(peer, checkpoint, arguments.dtype, point) if peer else None
                 row = measured(point, ours, theirs, arguments.rounds)
                 rows.append(row)
                 write_rows(path, rows)
@@ -129,17 +135,14 @@ def measured(
 
 
 def their_engine(
-    peer: Peer, arguments: argparse.Namespace, point: Point
+    peer: Peer, checkpoint: Path, dtype: str, point: Point
 ) -> Callable[[int], float] | None:
     """The peer's seconds at the point; None where its program can't be asked for such a one."""
     if point.batch > 1 or point.shared or point.num_adapters:
         return None
-    shape = shape_of(arguments.shape, point.vocab_size)
-    model = peer.model(
-        make_checkpoint(shape, Path("build/models") / shape.name), shape.name, arguments.dtype
-    )
+    model = peer.model(checkpoint, checkpoint.name, dtype)
     num_threads = point.num_threads or len(os.sched_getaffinity(0))
-    side = peer.engine_side(Load(model, arguments.dtype, num_threads, 1))
+    side = peer.engine_side(Load(model, dtype, num_threads, 1))
     side.start()
     work = Work("", "decode", 1, point.context, NUM_NEW)
     if point.prompt:

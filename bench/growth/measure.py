@@ -2,7 +2,8 @@
 
     python -m bench.growth.measure '{"shape": "160m", "dtype": "bf16", "points": []}'
 
-A line in, ``[number of the point, round]``, is answered by one, ``[seconds, resident MB]``.
+A line says that it is ready. Then each line in, ``[number of the point, round]``, is answered by
+one, ``[seconds, resident MB]``.
 """
 
 from __future__ import annotations
@@ -111,6 +112,7 @@ async def measure(request: dict[str, Any]) -> None:
         async with Engine(config, observer=log) as engine:
             run = Measurement(engine, log, shape.vocab_size)
             await run.generate(run.prompt(64, 0), 4)
+            print("ready", flush=True)
             for line in sys.stdin:
                 number, seed = json.loads(line)
                 seconds = await run.seconds(points[number], seed)
