@@ -125,7 +125,7 @@ def test_matches_reference(
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "int8"])
 @pytest.mark.parametrize(("head_dim", "num_q_heads"), [(72, 16), (40, 1), (6, 5), (14, 60)])
 def test_keys_alone_give_the_bits_of_equal_values(
     level: str, dtype: str, head_dim: int, num_q_heads: int
