@@ -17,7 +17,6 @@ from safetensors.numpy import load_file, save_file
 from lmi_core.models.loader import load_model
 from tests.adapters import test_lora_parity as lora
 from tests.checkpoints import (
-    EOS_ID,
     FAMILIES,
     SHAPE,
     VARIANTS,
@@ -36,6 +35,7 @@ from tests.models.forward import (
 )
 from tests.models.test_parity import oracle_logits, oracle_model, rms
 from tests.models.test_quantised import MOST_ERROR, Dequantised
+from tests.tiny_tokenizer import EOS_ID
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")

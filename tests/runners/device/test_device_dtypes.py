@@ -15,9 +15,10 @@ from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.errors import UserError
 from lmi_core.runners.runner import RunnerInfo
 from lmi_core.settings.engine_config import EngineConfig
-from tests.checkpoints import VOCAB_SIZE, cached_checkpoint, make_checkpoint
+from tests.checkpoints import cached_checkpoint, make_checkpoint
 from tests.engine.harness import collect, run
 from tests.fp8_checkpoints import make_fp8_checkpoint
+from tests.tiny_tokenizer import VOCAB_SIZE
 
 torch = pytest.importorskip("torch", exc_type=ImportError)
 from tests.runners.device.torch_harness import config_of  # noqa: E402

@@ -15,10 +15,11 @@ from lmi_core.engine.engine import Engine
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.errors import UserError
 from lmi_core.settings.engine_config import EngineConfig
-from tests.checkpoints import VOCAB_SIZE, cached_checkpoint, make_checkpoint
+from tests.checkpoints import cached_checkpoint, make_checkpoint
 from tests.engine.harness import run
 from tests.engine.random_drafts import SPECULATION, draft_at_random
 from tests.engine.test_invariance import Outcome, Request, outcome, together
+from tests.tiny_tokenizer import VOCAB_SIZE
 
 torch = pytest.importorskip("torch", exc_type=ImportError)
 
