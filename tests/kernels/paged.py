@@ -11,7 +11,13 @@ from lmi_core import _native
 
 KEY_GROUP = 16
 
-LEVELS = _native.instruction_sets()
+FLOAT_LEVELS = [
+    level for level in _native.instruction_sets() if not level.endswith(("_vnni", "_dotprod"))
+]
+"""Without those that multiply bytes alone otherwise (``LMI_BYTE_DOT``), which attention doesn't."""
+VECTORS = [level for level in FLOAT_LEVELS if not level.endswith("_bf16")]
+"""One of each vector layer: where neither bytes nor bf16 are multiplied (sampling, rotation, norms)
+the others have its code."""
 
 
 def to_bf16(x: npt.NDArray[np.floating]) -> npt.NDArray[np.uint16]:
