@@ -173,7 +173,7 @@ def reference_attention(
     scale: float,
     window: int = 0,
     soft_cap: float = 0.0,
-    slopes: npt.NDArray[np.float32] | None = None,
+    slopes: npt.ArrayLike | None = None,
 ) -> npt.NDArray[np.float64]:
     """q [rows, hq, d] at positions from start; k, v [tokens, hkv, d] -> [rows, hq, d]."""
     rows, num_q_heads, _ = q.shape
@@ -186,7 +186,7 @@ def reference_attention(
     position = start + np.arange(rows)[:, None]
     token = np.arange(k.shape[0])[None, :]
     if slopes is not None:
-        scores = scores + slopes.astype(np.float64)[:, None, None] * (token - position)
+        scores = scores + np.asarray(slopes, np.float32)[:, None, None] * (token - position)
     seen = token <= position
     if window > 0:
         seen &= token > position - window

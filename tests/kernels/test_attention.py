@@ -90,6 +90,22 @@ class Context:
         return y.reshape(count, -1)
 
 
+Span = tuple[int, int, int]
+"""A sequence, where it starts, how many tokens."""
+
+
+@functools.lru_cache(maxsize=1)
+def with_reference(
+    lengths: tuple[int, ...],
+    spans: tuple[Span, ...],
+    shape: tuple[tuple[str, Any], ...],
+    options: tuple[tuple[str, Any], ...] = (),
+) -> tuple[Context, list[npt.NDArray[np.float64]]]:
+    """For all instruction levels, one after the other."""
+    context = Context(list(lengths), **dict(shape))
+    return context, [context.reference(*span, **dict(options)) for span in spans]
+
+
 @pytest.mark.parametrize("level", FLOAT_LEVELS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
@@ -106,21 +122,19 @@ class Context:
 def test_matches_reference(
     level: str, dtype: str, head_dim: int, num_q_heads: int, num_kv_heads: int, block_size: int
 ) -> None:
-    context = Context(
-        [300, 1, 530, 17],
-        num_q_heads=num_q_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        block_size=block_size,
-        num_layers=2,
-        dtype=dtype,
-    )
-    rows = [(0, 0, 300), (1, 0, 1), (2, 529, 1), (3, 10, 7)]
-    results = context.run(Runner(level, num_threads=2, stride=7), rows)
-    for (seq, start, count), y in zip(rows, results, strict=True):
-        np.testing.assert_allclose(
-            y, context.reference(seq, start, count), atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype]
-        )
+    shape = {
+        "num_q_heads": num_q_heads,
+        "num_kv_heads": num_kv_heads,
+        "head_dim": head_dim,
+        "block_size": block_size,
+        "num_layers": 2,
+        "dtype": dtype,
+    }
+    rows = ((0, 0, 300), (1, 0, 1), (2, 529, 1), (3, 10, 7))
+    context, expected = with_reference((300, 1, 530, 17), rows, tuple(shape.items()))
+    results = context.run(Runner(level, num_threads=2, stride=7), list(rows))
+    for wanted, y in zip(expected, results, strict=True):
+        np.testing.assert_allclose(y, wanted, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("level", FLOAT_LEVELS)
@@ -166,17 +180,15 @@ def test_what_lies_behind_the_last_key_is_not_read(level: str, dtype: str) -> No
     ("window", "soft_cap"), [(1, 0.0), (40, 0.0), (300, 0.0), (0, 5.0), (257, 3.0)]
 )
 def test_window_soft_cap_and_slopes(level: str, dtype: str, window: int, soft_cap: float) -> None:
-    context = Context([700], num_q_heads=4, dtype=dtype, head_dim=32)
-    slopes = np.array([0.5, 0.01, 0.125, 0.003], np.float32)
-    options: dict[str, Any] = {"window": window, "soft_cap": soft_cap, "slopes": slopes}
-    for start, count in [(0, 700), (600, 100), (699, 1)]:
-        (y,) = context.run(Runner(level), [(0, start, count)], **options)
-        np.testing.assert_allclose(
-            y,
-            context.reference(0, start, count, **options),
-            atol=TOLERANCE[dtype],
-            rtol=TOLERANCE[dtype],
-        )
+    shape = (("num_q_heads", 4), ("dtype", dtype), ("head_dim", 32))
+    slopes = (0.5, 0.01, 0.125, 0.003)
+    options = {"window": window, "soft_cap": soft_cap, "slopes": slopes}
+    spans = ((0, 0, 700), (0, 600, 100), (0, 699, 1))
+    context, expected = with_reference((700,), spans, shape, tuple(options.items()))
+    options["slopes"] = np.array(slopes, np.float32)
+    for span, wanted in zip(spans, expected, strict=True):
+        (y,) = context.run(Runner(level), [span], **options)
+        np.testing.assert_allclose(y, wanted, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("level", FLOAT_LEVELS)
