@@ -13,6 +13,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -87,7 +88,11 @@ def _run(argv: list[str]) -> int:
     if not argv or argv[0] not in _COMMANDS:
         build_parser().parse_args(argv)  # help, the version, or what is wrong
     command, _ = _COMMANDS[argv[0]]
-    return command(argv[1:])
+    if argv[0] not in _WITH_MODEL:
+        return command(argv[1:])
+    from lmi_core.runners.cpu.rank_hosts import run_in_job
+
+    return run_in_job(partial(command, argv[1:]))
 
 
 class _Parser(argparse.ArgumentParser):
@@ -195,10 +200,13 @@ def _serve(argv: list[str]) -> int:
 
 
 def _launch(argv: list[str]) -> int:
+    from lmi_core.runners.cpu.rank_hosts import run_in_job
+
     names_model = os.environ.get("MODEL_ID") or any(
         argument.partition("=")[0] == "--model-id" for argument in argv
     )
-    return _serve(argv if names_model else ["--model-id", str(DEMO_MODEL), *argv])
+    argv = argv if names_model else ["--model-id", str(DEMO_MODEL), *argv]
+    return run_in_job(partial(_serve, argv))
 
 
 def _generate(argv: list[str]) -> int:
@@ -279,3 +287,5 @@ _COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
     "explain": (_explain, "say what becomes of every configuration key"),
 }
 """Each with its help. What they take is the configuration's arguments, and some of their own."""
+_WITH_MODEL = frozenset({"serve", "generate", "chat", "bench", "replay"})
+"""Those that may load one, which the processes of a job may compute together."""
