@@ -53,7 +53,7 @@ def _top(values: Tensor, count: int) -> Tensor:
 
 def _mix_sparsely(logits: Tensor, top_k: int, threshold: float) -> tuple[Tensor, Tensor]:
     left, ids, weights = logits, _top(logits, top_k), []
-    for best in ids.split(1, dim=1):
+    for best in ids.T.unsqueeze(-1):
         most = left.gather(1, best)
         is_far = (most - logits) / torch.maximum(logits.abs(), most) > threshold
         weights.append(left.masked_fill(is_far, -torch.inf).softmax(-1).gather(1, best))
