@@ -91,9 +91,15 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16", *CODES])
+MASKS = ((0, 0.0, False), (0, 0.0, True), (20, 5.0, True))
+
+
 @pytest.mark.parametrize(
-    ("window", "soft_cap", "has_slopes"), [(0, 0.0, False), (0, 0.0, True), (20, 5.0, True)]
+    ("dtype", "window", "soft_cap", "has_slopes"),
+    [
+        *((dtype, *mask) for dtype in ("fp32", "bf16") for mask in MASKS),
+        *((codes, *MASKS[-1]) for codes in CODES),
+    ],
 )
 @pytest.mark.parametrize("name", CASES)
 def test_attention(
