@@ -10,7 +10,7 @@ import pytest
 from lmi_core import _native
 from tests.kernels.paged import (
     FLOAT_BYTES,
-    LEVELS,
+    VECTORS,
     CacheShape,
     as_float,
     from_float_bytes,
@@ -101,7 +101,7 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", VECTORS)
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "int8", "e4m3", "e5m2"])
 @pytest.mark.parametrize("norm", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
@@ -138,7 +138,7 @@ def test_matches_reference(level: str, dtype: str, norm: bool, shape: dict[str, 
         np.testing.assert_array_equal(values, exact_v)
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", VECTORS)
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "int8", "e4m3", "e5m2"])
 @pytest.mark.parametrize("num_threads", [1, 2, 7])
 def test_chunking_does_not_change_the_cache(level: str, dtype: str, num_threads: int) -> None:
@@ -162,7 +162,7 @@ def test_chunking_does_not_change_the_cache(level: str, dtype: str, num_threads:
             np.testing.assert_array_equal(array[1, block, :, offset], expected[1, block, :, offset])
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", VECTORS)
 def test_even_tokens_clear_their_neighbour(level: str) -> None:
     case = Case(num_q_heads=1, num_kv_heads=1, head_dim=16, rotary_dim=16, norm=False, dtype="bf16")
     case.cache.raw[:] = 0x7FC0  # NaN
@@ -176,7 +176,7 @@ def test_even_tokens_clear_their_neighbour(level: str) -> None:
     assert (after[5] != 0).all()
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", VECTORS)
 def test_even_tokens_clear_their_neighbours_codes(level: str) -> None:
     case = Case(num_q_heads=1, num_kv_heads=1, head_dim=16, rotary_dim=16, norm=False, dtype="int8")
     case.cache.raw[:] = 0x55
@@ -189,7 +189,7 @@ def test_even_tokens_clear_their_neighbours_codes(level: str) -> None:
     assert (after[5] != 0).any()
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", VECTORS)
 def test_what_is_not_finite_stays_so(level: str) -> None:
     shape = {"num_q_heads": 1, "num_kv_heads": 1, "head_dim": 16, "rotary_dim": 16}
     case = Case(norm=False, dtype="int8", **shape)
@@ -200,7 +200,7 @@ def test_what_is_not_finite_stays_so(level: str) -> None:
     assert np.isfinite(values[[0, 1, 2, 4]]).all()
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", VECTORS)
 @pytest.mark.parametrize("dtype", FLOAT_BYTES)
 def test_floats_become_the_nearest_of_a_byte(level: str, dtype: str) -> None:
     """Ties to even, and the largest one where they are larger; NaN stays what it is."""
@@ -217,7 +217,7 @@ def test_floats_become_the_nearest_of_a_byte(level: str, dtype: str) -> None:
     np.testing.assert_array_equal(values, from_float_bytes(codes, dtype) * scale)
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", VECTORS)
 def test_bf16_queries_are_rounded(level: str) -> None:
     case = Case(num_q_heads=3, num_kv_heads=1, head_dim=10, rotary_dim=4, norm=True, dtype="bf16")
     q = case.run(Runner(level), [(0, 0, 9)])
@@ -225,7 +225,7 @@ def test_bf16_queries_are_rounded(level: str) -> None:
     np.testing.assert_array_equal(halves, to_bf16(q))
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", VECTORS)
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "int8", "e4m3", "e5m2"])
 def test_block_copy_takes_every_layer(level: str, dtype: str) -> None:
     cache = CacheShape(num_layers=3, num_blocks=6, head_dim=8, dtype=dtype)
