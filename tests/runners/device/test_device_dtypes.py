@@ -125,13 +125,13 @@ def test_an_fp8_cache_takes_the_scales_of_the_checkpoint(scaled: Path) -> None:
     assert run(scored(replace(config, kv_dtype="fp32")))[0] == exact
 
 
-@pytest.mark.parametrize("kv_dtype", ["fp8_e4m3fn", "fp8_e5m2"])
-def test_the_cpu_engines_fp8_cache_is_as_torchs(scaled: Path, kv_dtype: str) -> None:
-    """With the checkpoint's scales."""
+@pytest.mark.parametrize(("kv_dtype", "most"), [("fp8_e4m3fn", 0.02), ("fp8_e5m2", 0.08)])
+def test_the_cpu_engines_fp8_cache_is_as_torchs(scaled: Path, kv_dtype: str, most: float) -> None:
+    """With the checkpoint's scales. Numbers between two codes may go to either."""
     reference, info = run(scored(config_of(scaled, "torch-cpu", kv_dtype=kv_dtype)))
     got, stored = run(scored(config_of(scaled, "cpu", kv_dtype=kv_dtype)))
     assert (stored.kv_dtype, stored.num_blocks) == (info.kv_dtype, info.num_blocks)
-    assert got == pytest.approx(reference, abs=0.02)
+    assert got == pytest.approx(reference, abs=most)
     exact, _ = run(scored(config_of(scaled, "cpu")))
     assert got != exact
 
