@@ -68,7 +68,7 @@ class Placement:
                 cores = f", {_count(self.num_cores, 'core')} each" if self.num_cores else ""
                 whose = "" if self.job is None else f" in {self.job.started_by}'s processes"
                 ranks = f"{self.tensor_parallel_degree} ranks{whose}"
-                return f"{copies}{cpu} by {ranks}{' each' * bool(copies)}{cores}{memory}"
+                return f"{copies}{cpu}{torch} by {ranks}{' each' * bool(copies)}{cores}{memory}"
             return f"{copies}{cpu}{torch}{cores}{memory}"
         name = DEVICE_NAMES[self.device]
         ids = "; ".join(", ".join(one) for one in self.device_ids)

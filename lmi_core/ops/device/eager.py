@@ -23,9 +23,10 @@ from lmi_core.ops.kernels.fallback import only_in_torch
 from lmi_core.ops.kernels.select import Kernels
 from lmi_core.ops.kernels.torch_ops.experts import group_rows
 
-_RESULTS = ("sample", "output")
-"""Ops of which one ends a graph, and whose operand it gives."""
-_Compute = Callable[[Replay], "Tensor | QuantizedRows | None"]
+_RESULTS = ("sample", "output", "meet")
+"""Ops that compute nothing here; the operand of the first of them that there is is what a graph
+gives."""
+Compute = Callable[[Replay], "Tensor | QuantizedRows | None"]
 """None: of a node that adds to an operand."""
 
 
@@ -39,8 +40,9 @@ class EagerGraph:
         self.act_dtype = graph.act_dtype
         self._act = DTYPES[graph.act_dtype]
         self._caches: list[PagedCache] = []
-        results = [node.operands for node in graph.nodes if node.op in _RESULTS]
-        self._result = next(iter(results[0].values())) if results else None
+        results = [node for node in graph.nodes if node.op in _RESULTS]
+        results.sort(key=lambda node: _RESULTS.index(node.op))
+        self._result = next(iter(results[0].operands.values())) if results else None
         self._sees_later = any(node.attributes.get("sees_later") for node in graph.nodes)
         self.reads_counts = any(node.op == "grouped_linear" for node in graph.nodes)
         """Whether the host waits within a step, for how many rows experts have."""
@@ -89,28 +91,28 @@ class EagerGraph:
         results: PendingResults = self.kernels.sample(logits, sampling)
         return results
 
-    def _lowered(self, node: Node, constants: DeviceConstants) -> _Compute:
+    def _lowered(self, node: Node, constants: DeviceConstants) -> Compute:
         attributes = {
             name: constants.put(value) if isinstance(value, np.ndarray) else value
             for name, value in node.attributes.items()
         }
-        compute: _Compute = getattr(self, f"_{node.op}")(node.result, **node.operands, **attributes)
+        compute: Compute = getattr(self, f"_{node.op}")(node.result, **node.operands, **attributes)
         return compute
 
-    def _embed(self, y: Handle, *, table: Tensor, scale: float) -> _Compute:
+    def _embed(self, y: Handle, *, table: Tensor, scale: float) -> Compute:
         def compute(replay: Replay) -> Tensor:
             x = table[replay.step.token_ids].float()
             return x if scale == 1.0 else x.mul_(scale)
 
         return compute
 
-    def _add_positions(self, y: Handle, x: Handle, *, table: Tensor, offset: int) -> _Compute:
+    def _add_positions(self, y: Handle, x: Handle, *, table: Tensor, offset: int) -> Compute:
         def add(replay: Replay) -> None:
             replay.add_later(y, table[replay.step.positions + offset].float())
 
         return add
 
-    def _add_token_types(self, y: Handle, x: Handle, *, table: Tensor) -> _Compute:
+    def _add_token_types(self, y: Handle, x: Handle, *, table: Tensor) -> Compute:
         def add(replay: Replay) -> None:
             types = torch.from_numpy(replay.step.host.token_types).to(self.device)
             replay.add_later(y, table[types].float())
@@ -125,7 +127,7 @@ class EagerGraph:
         *,
         out_dtype: str,
         **settings: object,
-    ) -> _Compute:
+    ) -> Compute:
         run = self._only_in_torch("norm")
         dtype = self._act if out_dtype == "act" and residual is None else torch.float32
 
@@ -151,7 +153,7 @@ class EagerGraph:
         first_column: int,
         num_groups: int,
         **settings: object,
-    ) -> _Compute:
+    ) -> Compute:
         run = self._only_in_torch("norm")
         columns = slice(first_column, first_column + weight.numel())
         scale = weight.view(num_groups, -1)
@@ -166,7 +168,7 @@ class EagerGraph:
 
         return compute
 
-    def _rms_norm(self, y: Handle, x: Handle, *, weight: Tensor, eps: float) -> _Compute:
+    def _rms_norm(self, y: Handle, x: Handle, *, weight: Tensor, eps: float) -> Compute:
         def compute(replay: Replay) -> Tensor | QuantizedRows:
             value, addend = replay.take(x)
             result: Tensor | QuantizedRows = self.kernels.rms_norm(
@@ -187,7 +189,7 @@ class EagerGraph:
         activation: str,
         out_dtype: str,
         gated: bool = True,
-    ) -> _Compute:
+    ) -> Compute:
         multiply = self._multiply(weight)
         activate = self.kernels.gated_activation
         if not gated:
@@ -205,7 +207,7 @@ class EagerGraph:
 
         return product if residual is None else add
 
-    def _gated_activation(self, y: Handle, x: Handle, *, activation: str) -> _Compute:
+    def _gated_activation(self, y: Handle, x: Handle, *, activation: str) -> Compute:
         def compute(replay: Replay) -> Tensor | QuantizedRows:
             result: Tensor | QuantizedRows = self.kernels.gated_activation(
                 replay[x], activation, out_dtype=self._act, codes=self._codes(y)
@@ -214,7 +216,7 @@ class EagerGraph:
 
         return compute
 
-    def _activation(self, y: Handle, x: Handle, *, activation: str) -> _Compute:
+    def _activation(self, y: Handle, x: Handle, *, activation: str) -> Compute:
         run = self._only_in_torch("activation")
 
         def compute(replay: Replay) -> Tensor | QuantizedRows:
@@ -225,15 +227,15 @@ class EagerGraph:
 
         return compute
 
-    def _soft_cap(self, y: Handle, x: Handle, *, cap: float) -> _Compute:
+    def _soft_cap(self, y: Handle, x: Handle, *, cap: float) -> Compute:
         run = self._only_in_torch("soft_cap")
         return lambda replay: cast(Tensor, run(replay[x], cap))
 
-    def _clip(self, y: Handle, x: Handle, *, cap: float) -> _Compute:
+    def _clip(self, y: Handle, x: Handle, *, cap: float) -> Compute:
         run = self._only_in_torch("clip")
         return lambda replay: cast(Tensor, run(replay[x], cap))
 
-    def _route(self, y: Handle, x: Handle, **settings: object) -> _Compute:
+    def _route(self, y: Handle, x: Handle, **settings: object) -> Compute:
         run = self._only_in_torch("route")
         return lambda replay: cast(Tensor, run(replay[x], **settings))
 
@@ -247,7 +249,7 @@ class EagerGraph:
         weight: LinearWeight,
         bias: Tensor | None,
         activation: str,
-    ) -> _Compute:
+    ) -> Compute:
         activate = self.kernels.gated_activation
         if activation == "clamped_swiglu":
             activate = self._only_in_torch("gated_activation")
@@ -273,7 +275,7 @@ class EagerGraph:
 
     def _head_linear(
         self, y: Handle, x: Handle, *, weight: LinearWeight, num_heads: int, out_dtype: str
-    ) -> _Compute:
+    ) -> Compute:
         experts = weight.experts if isinstance(weight, ExpertMatrices) else (weight,)
         heads = [self._multiply(head) for head in experts]
         dtype = self._act if out_dtype == "act" else torch.float32
@@ -287,7 +289,7 @@ class EagerGraph:
 
     def _lora_add(
         self, result: Handle, x: Handle, y: Handle, *, table: AdapterTable, linear_id: int
-    ) -> _Compute:
+    ) -> Compute:
         def add(replay: Replay) -> Tensor:
             rows, sums = replay[x], replay[y]
             for part in table.parts(replay.step.host, linear_id):
@@ -306,7 +308,7 @@ class EagerGraph:
         cache: PagedCache,
         layer: int,
         **settings: object,
-    ) -> _Compute:
+    ) -> Compute:
         store = self._cache(cache)
 
         def compute(replay: Replay) -> Tensor:
@@ -328,7 +330,7 @@ class EagerGraph:
 
     def _attention(
         self, y: Handle, q: Handle, *, cache: PagedCache, layer: int, **settings: object
-    ) -> _Compute:
+    ) -> Compute:
         store = self._cache(cache)
 
         def compute(replay: Replay) -> Tensor:
@@ -340,7 +342,7 @@ class EagerGraph:
 
         return compute
 
-    def _gather_logit_rows(self, y: Handle, x: Handle) -> _Compute:
+    def _gather_logit_rows(self, y: Handle, x: Handle) -> Compute:
         return lambda replay: replay[x][replay.step.logit_token_rows]
 
     def _only_in_torch(self, op: str) -> Callable[..., Any]:
