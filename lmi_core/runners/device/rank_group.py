@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, distributed
 
+_API: Any = distributed
+"""Whose stubs don't tell of groups that aren't the process' own."""
 _TIMEOUT = timedelta(seconds=300)
 """Of a meeting; a rank that ends is noticed at once."""
 
@@ -19,11 +22,11 @@ class GlooGroup:
     def __init__(self, place: Path, rank: int, num_ranks: int) -> None:
         """``place``: a file of this group alone; blocking, until all ranks are there."""
         self._num_ranks = num_ranks
-        gloo = distributed.ProcessGroupGloo
+        gloo = _API.ProcessGroupGloo
         options = gloo._Options()
         options._devices = [gloo.create_device(hostname="127.0.0.1")]
         options._timeout = _TIMEOUT
-        store = distributed.FileStore(str(place), num_ranks)
+        store = _API.FileStore(str(place), num_ranks)
         self._group = gloo(store, rank, num_ranks, options)
 
     def gather(self, part: Tensor) -> list[Tensor]:
@@ -35,6 +38,6 @@ class GlooGroup:
 
     def collect(self, x: Tensor) -> None:
         if x.numel():
-            options = distributed.ReduceOptions()
+            options = _API.ReduceOptions()
             options.rootRank = 0
             self._group.reduce([x], options).wait()
