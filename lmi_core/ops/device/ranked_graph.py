@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, cast
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -13,7 +13,6 @@ from lmi_core.ops.device.eager import Compute, EagerGraph
 from lmi_core.ops.device.replay import Replay
 from lmi_core.ops.graph import ExpertMatrices, Graph, Handle, LinearWeight, SlicedWeight
 from lmi_core.ops.kernels.select import Kernels
-from lmi_core.ops.kernels.torch_ops.experts import group_rows
 
 
 class Ranks(Protocol):
@@ -75,16 +74,24 @@ class RankedGraph(EagerGraph):
         bias: Tensor | None,
     ) -> Compute:
         [weight] = slices.slices
-        experts = cast(ExpertMatrices, weight).experts
-        products = [self._multiply(expert) for expert in experts]
-        biases = [None] * len(products) if bias is None else list(bias.chunk(len(products)))
+        if not isinstance(weight, ExpertMatrices):  # a shared one, which every row takes
+            multiply = self._multiply(weight)
+            return self._added(
+                y,
+                lambda replay: self._sum(multiply(replay[x], bias) * replay[routes][:, 1:]),
+                residual,
+            )
+        table = self._expert_table(weight)
+        biases = None if bias is None else bias.view(len(table.experts), -1)
 
         def summed(replay: Replay) -> Tensor:
-            rows, stream = replay[x], replay[residual]
-            sums = torch.zeros_like(stream)
-            for run in group_rows(replay[routes], len(products)):
-                result = products[run.expert](rows[run.rows], biases[run.expert])
-                sums.index_add_(0, run.token_rows, result * run.weights.unsqueeze(1))
+            routed, sums = replay[routes], torch.zeros_like(replay[residual])
+            rows = replay.grouped(routes)
+            if rows is None:
+                rows = replay.group(routes, self.kernels.group_rows(routed, len(table.experts)))
+            self.kernels.grouped_linear(
+                *(replay[x], routed, rows, table, biases), is_by_token=x.rows == "T", sums=sums
+            )
             return self._sum(sums)
 
         return self._added(y, summed, residual)

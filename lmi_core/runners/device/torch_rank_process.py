@@ -74,7 +74,7 @@ def _load(
     group = GlooGroup(place, rank, config.tensor_parallel_degree)
     chosen = select.select_for(_DEVICE.type, is_deterministic=config.deterministic)
     chosen = select.launched_from_python(chosen)
-    if reason := only_torch_attends(model):
+    if reason := only_torch_attends(model, is_invariant=config.deterministic):
         chosen = select.with_torch_attention(chosen, reason)
     graph = record_eager(model, chosen, cache, _DEVICE, None, group)
     cache.store.resize(_receive(connection) + 1)
