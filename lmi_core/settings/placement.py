@@ -46,6 +46,11 @@ class Placement:
         """Devices of each copy; on the CPU processes."""
         return self.tensor_parallel_degree * self.pipeline_parallel_degree
 
+    @property
+    def has_ranks(self) -> bool:
+        """Whether processes of our engine on the CPU share each copy."""
+        return self.device in ("cpu", "torch-cpu") and self.tensor_parallel_degree > 1
+
     def environment(self, copy_id: int) -> dict[str, str]:
         """What the process of a copy has in its environment to see its own devices alone."""
         if not self.device_ids:
