@@ -329,6 +329,9 @@ class LinearWeight:
     @property
     def is_finite(self) -> bool:
         """Whether no part held a NaN or an infinity; always of what was read."""
+    def order_inputs(self, order: Sequence[int] | npt.NDArray[np.int32]) -> None:
+        """Say that the packed matrix's inputs are these of a row's. NativeError for what isn't an order, where rows
+        aren't quantised, and of experts."""
     layout_version: int
     """Counted up when packing gives other bytes."""
     @staticmethod
