@@ -18,9 +18,10 @@ from lmi_core.engine.engine import Engine
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.errors import EngineError
 from lmi_core.structured.grammar import Grammar
-from tests.checkpoints import VOCAB_SIZE, make_checkpoint
+from tests.checkpoints import make_checkpoint
 from tests.engine.harness import assert_nothing_leaked, collect, run, until
 from tests.engine.random_drafts import SPECULATION, draft_at_random
+from tests.tiny_tokenizer import VOCAB_SIZE
 
 torch = pytest.importorskip("torch", exc_type=ImportError)
 
@@ -58,6 +59,18 @@ def test_same_bits_as_launched_from_python(variant: str, monkeypatch: pytest.Mon
     log-probabilities; waiting for free rows."""
     wanted = [(prompt, replace(params, max_new_tokens=4)) for prompt, params in requests()]
     assert_same(configured(variant, overlap=False), wanted, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "variant", ["gpt2", "gemma2", "gpt_neox", "opt_350m", "bloom", "cohere_plus", "olmo2"]
+)
+def test_other_nodes(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """LayerNorm, norms of sums and of heads, activations without gates, sums that follow one
+    another, learned positions, soft caps, ALiBi."""
+    params = SamplingParams(max_new_tokens=3, ignore_eos=True, logprobs=2)
+    wanted = [(prompt, params) for prompt in prompts(3, 20)]
+    assert_same(configured(variant, overlap=False), wanted, monkeypatch)
+    assert STATES, "C++ didn't launch the steps"
 
 
 def test_the_runner_says_who_launches(
