@@ -13,6 +13,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -87,18 +88,19 @@ def _run(argv: list[str]) -> int:
     # All but the last take the configuration's own arguments.
     if argv[:1] == ["explain"]:
         return _explain(argv[1:])
-    if argv[:1] == ["serve"]:
-        return _serve(argv[1:])
-    if argv[:1] == ["generate"]:
-        return _generate(argv[1:])
-    if argv[:1] == ["chat"]:
-        return _chat(argv[1:])
-    if argv[:1] == ["bench"]:
-        return _bench(argv[1:])
+    with_model = {
+        "serve": _serve,
+        "generate": _generate,
+        "chat": _chat,
+        "bench": _bench,
+        "replay": _replay,
+    }
+    if argv and argv[0] in with_model:
+        from lmi_core.runners.cpu.rank_hosts import run_in_job
+
+        return run_in_job(partial(with_model[argv[0]], argv[1:]))
     if argv[:1] == ["top"]:
         return _top(argv[1:])
-    if argv[:1] == ["replay"]:
-        return _replay(argv[1:])
     if argv[:1] == ["quantize"]:
         return _quantize(argv[1:])
     return _doctor(build_parser().parse_args(argv))
@@ -217,10 +219,13 @@ def _serve(argv: list[str]) -> int:
 
 
 def _launch(argv: list[str]) -> int:
+    from lmi_core.runners.cpu.rank_hosts import run_in_job
+
     names_model = os.environ.get("MODEL_ID") or any(
         argument.partition("=")[0] == "--model-id" for argument in argv
     )
-    return _serve(argv if names_model else ["--model-id", str(DEMO_MODEL), *argv])
+    argv = argv if names_model else ["--model-id", str(DEMO_MODEL), *argv]
+    return run_in_job(partial(_serve, argv))
 
 
 def _generate(argv: list[str]) -> int:

@@ -148,9 +148,12 @@ def _refuse_copies(model: ModelConfig, company: str) -> None:
         return
     given = [key for key in COPY_KEYS if key in model.values]
     key = "option.on" if model.is_on_ray else next(iter(given), COPY_KEYS[0])
+    what, way = f" ({key}={model.get(key)})", f"leave out {key}"
+    if model.placement.device_ids and COPY_KEYS[0] not in model.values:
+        what, way = ", one on each GPU,", "start the server with CUDA_VISIBLE_DEVICES=0"
     raise UserError(
-        f"{model.num_processes} copies ({key}={model.get(key)}) don't go with {company}: such a "
-        f"model is served by one engine in this version; leave out {key}",
+        f"{model.num_processes} copies{what} don't go with {company}: such a model is served by "
+        f"one engine in this version; {way}",
         field=key,
     )
 

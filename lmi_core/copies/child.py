@@ -45,7 +45,7 @@ class Child:
     def __init__(self, connection: Callable[..., Connection] = Connection) -> None:
         """``connection``: makes its end of what takes messages and the loss of the other end."""
         self._loop = asyncio.get_running_loop()
-        self.connection = connection(self._receive, self._close)
+        self.connection = connection(self._receive, self._close, self._hold)
         self._outbox = Outbox(self._send_batch)
         self._engine: Engine | None = None
         self._requests: dict[int, str] = {}
@@ -84,6 +84,11 @@ class Child:
                 self._run(self._start(*rest))
             case "load_adapter" | "unload_adapter":
                 self._run(self._change_adapters(kind, *rest))
+
+    def _hold(self, is_full: bool) -> None:
+        """No more steps while the other end doesn't read what they bring."""
+        if self._engine is not None:
+            self._engine.hold(is_held=is_full)
 
     def _run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(work)

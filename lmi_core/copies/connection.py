@@ -8,14 +8,24 @@ from typing import Any
 
 from lmi_core.sandbox import message
 
+_FULL_BYTES = 8 << 20
+"""That wait to be sent: a second of what a copy says, and more than any request."""
+
 
 class Connection(asyncio.Protocol):
     """One end: hands over whole messages in their order; what was sent in part when the other end
     went is dropped."""
 
-    def __init__(self, on_message: Callable[[Any], None], on_lost: Callable[[], None]) -> None:
-        """``on_lost`` is called once, when nothing can be received or sent any more."""
+    def __init__(
+        self,
+        on_message: Callable[[Any], None],
+        on_lost: Callable[[], None],
+        on_full: Callable[[bool], None] | None = None,
+    ) -> None:
+        """``on_lost`` is called once, when nothing can be received or sent any more; ``on_full``
+        when the other end hasn't read much of what was sent, and when it has."""
         self._on_message = on_message
+        self._on_full = on_full
         self._on_lost = on_lost
         self._received = bytearray()
         self._transport: asyncio.Transport | None = None
@@ -23,6 +33,15 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
+        transport.set_write_buffer_limits(high=_FULL_BYTES, low=_FULL_BYTES // 4)
+
+    def pause_writing(self) -> None:
+        if self._on_full is not None:
+            self._on_full(True)
+
+    def resume_writing(self) -> None:
+        if self._on_full is not None:
+            self._on_full(False)
 
     def data_received(self, data: bytes) -> None:
         self._received += data

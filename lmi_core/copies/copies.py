@@ -71,7 +71,8 @@ class Copies:
         """``config``: of one copy; the cores are divided where it names no number of threads, the
         memory for KV caches where it names no size. ``most_copies``: above ``num_copies``: so many
         at most by load, and fewer again after ``idle_s``. ``machines``: None: this one."""
-        _check_kind(config, num_copies)
+        if num_copies < 1:
+            raise UserError(f"num_copies is {num_copies}; at least 1 is needed", field="num_copies")
         self._machines = machines or ThisMachine()
         self.config = replace(config, prefix_key=prefix_hash_key(config.prefix_cache_dir))
         self._observer = observer or NullObserver()
@@ -384,15 +385,3 @@ class Copies:
                 copy.ask()
         if len(self._dispatch):
             self._watch()
-
-
-def _check_kind(config: EngineConfig, num_copies: int) -> None:
-    """Raise UserError for what can't be served in copies."""
-    if num_copies < 1:
-        raise UserError(f"num_copies is {num_copies}; at least 1 is needed", field="num_copies")
-    if config.device != "cpu":
-        raise UserError(
-            f"num_copies={num_copies} doesn't go with device={config.device}: copies run on the "
-            "CPU in this version",
-            field="num_copies",
-        )

@@ -8,7 +8,7 @@ import secrets
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -67,7 +67,9 @@ class LocalLink:
 
     is_local = True
 
-    def __init__(self) -> None:
+    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+        """``environment``: variables besides this process'."""
+        self._environment = environment or {}
         self._process: asyncio.subprocess.Process | None = None
 
     @property
@@ -88,6 +90,7 @@ class LocalLink:
                 self._process = await asyncio.create_subprocess_exec(
                     sys.executable,
                     *("-c", _BOOT, str(_ROOT), str(theirs.fileno())),
+                    env={**os.environ, **self._environment},
                     pass_fds=(theirs.fileno(),),
                     stdin=asyncio.subprocess.DEVNULL,
                     start_new_session=True,

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
-from lmi_core import _native
 from lmi_core.copies.link import Link, LocalLink
 from lmi_core.copies.process import CopySettings, log_level
-from lmi_core.errors import EngineError
-from lmi_core.runners.cpu.core_groups import own_groups
+from lmi_core.errors import EngineError, UserError
+from lmi_core.runners.cpu.core_groups import num_own_cores, own_groups
+from lmi_core.runners.cpu.rank_hosts import host_cpus
 from lmi_core.runners.memory_claims import HOST_MEMORY
 from lmi_core.runners.runner import RunnerInfo
 from lmi_core.settings.engine_config import EngineConfig
@@ -53,13 +55,17 @@ class ThisMachine:
     """Implements ``Machines``: copies divide its memory and its cores."""
 
     def claim(self, config: EngineConfig, num_copies: int) -> bool:
+        if config.device != "cpu":
+            raise UserError(
+                f"num_copies={num_copies} doesn't go with device={config.device}: copies run on "
+                "the CPU, or one on each GPU",
+                field="num_copies",
+            )
         from lmi_core.runners.cpu.cpu_runner import find_cpu_model
         from lmi_core.runners.cpu.memory_needs import check_copies, shares_weights
 
-        claimed_bytes = self._others_bytes
-        found = find_cpu_model(config, claimed_bytes)
-        num_bytes = check_copies(found, num_copies, claimed_bytes)
-        HOST_MEMORY.claim(self, num_bytes)
+        found = find_cpu_model(config, HOST_MEMORY.others_bytes(self))
+        HOST_MEMORY.claim_checked(self, partial(check_copies, found, num_copies))
         return shares_weights(config, found.checkpoint.stored_bytes)
 
     def release(self) -> None:
@@ -68,24 +74,50 @@ class ThisMachine:
     def settings(
         self, config: EngineConfig, number: int, num_copies: int, *, is_first: bool
     ) -> CopySettings:
-        degree = config.tensor_parallel_degree
-        num_cores = _native.num_physical_cores()
+        degree, allowed = config.tensor_parallel_degree, host_cpus(config.job)
+        cpus = own_groups(config.cpu_binding, degree, number, num_copies, allowed)
+        num_cores = num_own_cores(degree, num_copies, allowed)
         return CopySettings(
             config=replace(
                 config,
                 num_models=config.num_models * num_copies,
-                num_threads=config.num_threads or max(1, num_cores // (num_copies * degree)),
-                bound_cpus=own_groups(config.cpu_binding, degree, number, num_copies),
+                num_threads=config.num_threads or num_cores,
+                bound_cpus=cpus,
             ),
             packs=is_first,
-            claimed_bytes=self._others_bytes,
+            claimed_bytes=HOST_MEMORY.others_bytes(self),
             log_level=log_level(),
         )
 
     def link(self, settings: CopySettings) -> Link:
         return LocalLink()
 
-    @property
-    def _others_bytes(self) -> int:
-        """What other models have of the memory."""
-        return HOST_MEMORY.total_bytes - HOST_MEMORY.of(self)
+
+class Devices:
+    """Implements ``Machines``: each copy has devices of this machine, and sees no others."""
+
+    def __init__(self, environments: Sequence[Mapping[str, str]]) -> None:
+        """``environments``: by copy, the variables that show a process its devices."""
+        self._environments = environments
+
+    def claim(self, config: EngineConfig, num_copies: int) -> bool:
+        """Raises UserError where there are devices for fewer; each copy looks at its own memory."""
+        if num_copies > len(self._environments):
+            raise UserError(
+                f"num_copies={num_copies}, and there are devices for {len(self._environments)}",
+                field="num_copies",
+            )
+        return False
+
+    def release(self) -> None:
+        pass
+
+    def settings(
+        self, config: EngineConfig, number: int, num_copies: int, *, is_first: bool
+    ) -> CopySettings:
+        return CopySettings(
+            config=config, environment=self._environments[number], log_level=log_level()
+        )
+
+    def link(self, settings: CopySettings) -> Link:
+        return LocalLink(settings.environment)

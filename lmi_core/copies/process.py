@@ -6,9 +6,9 @@ import asyncio
 import logging
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,8 @@ class CopySettings:
     """What other models have of the machine's memory."""
     packs: bool = False
     """Whether it puts packed weights where all copies find them, before it loads its own."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables of its process, besides those of the server."""
     log_level: int = logging.WARNING
     sent_s: float | None = None
     """The time by the server's clock, where the copy has another."""
@@ -142,14 +144,17 @@ class CopyProcess:
         self.link.kill()
 
     async def end(self, *, kill: bool = False) -> None:
-        """Let it end by itself, in time, or at once. Idempotent."""
+        """Let it end by itself, in time, or at once, and leave one that doesn't. Idempotent."""
         if self._connection is not None:
             self._connection.close()
         with suppress(TimeoutError):
             if not kill:
                 await asyncio.wait_for(self.link.ended(), _END_TIMEOUT_S)
         self.kill()
-        await self.link.ended()
+        try:
+            await asyncio.wait_for(self.link.ended(), _END_TIMEOUT_S)
+        except TimeoutError:
+            log.error("copy %d (%s) doesn't end and is left", self.copy_id, self.link.name)
 
     def _send(self, *message: Any) -> None:
         if self._connection is not None:

@@ -16,7 +16,7 @@ import hmac
 import secrets
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from lmi_core.copies.connection import Connection
@@ -29,7 +29,8 @@ _HELLO_BYTES = len(_NAME) + _NUM_RANDOM
 _LENGTH = struct.Struct(">I")
 _DIGEST_BYTES = 16
 _HEAD_BYTES = _LENGTH.size + _DIGEST_BYTES
-_MAX_FRAME = 1 << 30
+_MAX_FRAME = 16 << 20
+"""Of what is longer there are several."""
 _HELLO_S = 10.0
 _LOST_S = 12
 """After so long without a sign of life a machine counts as gone."""
@@ -43,13 +44,14 @@ class SealedConnection(Connection):
         self,
         on_message: Callable[[Any], None],
         on_lost: Callable[[], None],
+        on_full: Callable[[bool], None] | None = None,
         *,
         secret: bytes,
         dials: bool,
         on_proved: Callable[[], None] = lambda: None,
     ) -> None:
         """``on_proved`` is called when the other end has shown that it has the secret."""
-        super().__init__(on_message, on_lost)
+        super().__init__(on_message, on_lost, on_full)
         if len(secret) != NUM_SECRET_BYTES:
             raise ValueError(f"the secret has {len(secret)} bytes, not {NUM_SECRET_BYTES}")
         self._secret = secret
@@ -145,14 +147,29 @@ class SealedConnection(Connection):
     def _send_frame(self, parts: list[bytes | memoryview]) -> None:
         assert self._own is not None
         assert self._transport is not None
-        size = sum(len(part) for part in parts)
-        self._transport.writelines([_LENGTH.pack(size), self._own.seal(parts), *parts])
+        for frame in _frames(parts):
+            size = sum(len(part) for part in frame)
+            self._transport.writelines([_LENGTH.pack(size), self._own.seal(frame), *frame])
 
     def _cut(self) -> None:
         """``on_lost`` follows."""
         self._frames.clear()
         if self._transport is not None:
             self._transport.abort()
+
+
+def _frames(parts: list[bytes | memoryview]) -> Iterator[list[bytes | memoryview]]:
+    """What ``parts`` have, by as much as a frame takes; of nothing one."""
+    frame: list[bytes | memoryview] = []
+    room = _MAX_FRAME
+    for whole in parts:
+        part = memoryview(whole)
+        while len(part) > room:
+            yield [*frame, part[:room]]
+            part, frame, room = part[room:], [], _MAX_FRAME
+        frame.append(part)
+        room -= len(part)
+    yield frame
 
 
 class _Sealer:

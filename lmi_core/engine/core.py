@@ -320,6 +320,9 @@ class EngineCore:
             self._scheduler.restored(active)
             self._loop.wake()
 
+    def hold(self, *, is_held: bool) -> None:
+        self._loop.hold(is_held=is_held)
+
     def unpin(self, session: str) -> None:
         """Let go of the blocks that are kept for a session, and keep none of what runs for it."""
         for active in self._requests.values():

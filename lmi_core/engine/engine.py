@@ -226,6 +226,10 @@ class Engine(Completing):
         """Keep a session's blocks no longer than others', from any thread. Idempotent."""
         self._call(self._usable_core().unpin, session)
 
+    def hold(self, *, is_held: bool) -> None:
+        """Begin no more steps, or go on, in the engine's own event loop."""
+        self._usable_core().hold(is_held=is_held)
+
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text, as a request's prompt would have them."""
         core = self._usable_core()
@@ -386,14 +390,10 @@ class Engine(Completing):
         if self._thread is not None and not self._is_forked:
             self._thread.close()
 
-    def _mark_forked(self) -> None:
-        if self._state is not LifeState.CREATED:
-            self._is_forked = True
-
 
 def _mark_all_forked() -> None:
     for engine in _engines:
-        engine._mark_forked()
+        engine._is_forked |= engine._state is not LifeState.CREATED
 
 
 os.register_at_fork(after_in_child=_mark_all_forked)

@@ -82,6 +82,7 @@ class StepLoop:
         self._num_failures_in_a_row = 0
         self._is_stopping = False
         self._wake = asyncio.Event()
+        self._is_held = False
         self._in_flight: deque[asyncio.Future[None]] = deque()
         self._completed_s = 0.0
         self._native_s = 0.0
@@ -92,9 +93,15 @@ class StepLoop:
         """There is work, or a reason to stop."""
         self._wake.set()
 
+    def hold(self, *, is_held: bool) -> None:
+        """Submit no steps, or go on, unless the loop is stopping."""
+        self._is_held = is_held and not self._is_stopping
+        self._wake.set()
+
     def stop(self) -> None:
         """Let ``run`` return once there is no more work."""
         self._is_stopping = True
+        self._is_held = False
         self._wake.set()
 
     async def run(self) -> None:
@@ -130,7 +137,7 @@ class StepLoop:
         submitted: Submitted | None = None
         committed: Commit | None = None
         while submitted is not None or committed is not None or await self._has_work():
-            if submitted is None:
+            if submitted is None and not self._is_held:
                 submitted = self._submit_next()
                 if submitted and committed and self._costs:
                     gap_s = submitted.submitted_s - committed.step.finished_ns * 1e-9
@@ -149,8 +156,8 @@ class StepLoop:
             submitted = following
 
     async def _has_work(self) -> bool:
-        """Wait until something can run; False when stopped."""
-        while not self._scheduler.has_work:
+        """Wait until something can run, and may; False when stopped."""
+        while self._is_held or not self._scheduler.has_work:
             if self._is_stopping and not self._scheduler.num_restoring:
                 return False
             self._wake.clear()
@@ -189,7 +196,8 @@ class StepLoop:
 
     def _submit_ahead(self, submitted: Submitted) -> Submitted | None:
         """Submit what follows a step in flight, if it can be known and is worth it."""
-        if not self._runner.info.runs_ahead or self._native_s > MAX_AHEAD_S:
+        is_due = self._runner.info.runs_ahead and not self._is_held
+        if not is_due or self._native_s > MAX_AHEAD_S:
             return None
         plan = self._scheduler.plan_ahead(submitted.plan, time.monotonic())
         if plan is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 
 class MemoryClaims:
@@ -17,19 +18,28 @@ class MemoryClaims:
         with self._lock:
             return sum(self._num_bytes.values())
 
-    def of(self, owner: object) -> int:
-        """What ``owner`` has taken."""
+    def others_bytes(self, owner: object) -> int:
+        """What all but ``owner`` have taken."""
         with self._lock:
-            return self._num_bytes.get(id(owner), 0)
+            return self._others_bytes(owner)
 
     def claim(self, owner: object, num_bytes: int) -> None:
         """Count ``num_bytes`` as taken until ``owner`` releases them."""
         with self._lock:
             self._num_bytes[id(owner)] = num_bytes
 
+    def claim_checked(self, owner: object, check: Callable[[int], int]) -> None:
+        """As ``claim``, of what ``check`` returns for the bytes that others have, who take none
+        between its look and the claim. What it raises changes nothing."""
+        with self._lock:
+            self._num_bytes[id(owner)] = check(self._others_bytes(owner))
+
     def release(self, owner: object) -> None:
         with self._lock:
             self._num_bytes.pop(id(owner), None)
+
+    def _others_bytes(self, owner: object) -> int:
+        return sum(num for key, num in self._num_bytes.items() if key != id(owner))
 
 
 HOST_MEMORY = MemoryClaims()

@@ -8,6 +8,7 @@ from typing import Literal
 
 from lmi_core.errors import UserError
 from lmi_core.settings.field_checks import check_fields
+from lmi_core.settings.job import Job
 from lmi_core.settings.lora_config import LoraConfig
 from lmi_core.settings.speculation_config import SpeculationConfig
 
@@ -140,6 +141,8 @@ class EngineConfig:
     nodes, where there are several (CPU engine)."""
     bound_cpus: tuple[tuple[int, ...], ...] | None = None
     """Each rank's logical cores, empty: any; None: as ``cpu_binding`` says."""
+    job: Job | None = None
+    """Whose processes the ranks run in, this one first; None: rank 0 starts the others."""
     tensor_parallel_degree: int = 1
     """Ranks: processes that compute the model together, each with a slice of the weights and with
     the KV cache of its heads (CPU engine)."""

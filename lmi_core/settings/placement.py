@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from lmi_core.settings.job import Job
 from lmi_core.units import megabytes
 
 DeviceKind = Literal["cpu", "torch-cpu", "cuda", "neuron"]
@@ -35,6 +36,8 @@ class Placement:
     configuration says how many."""
     memory_bytes: int = 0
     """Of each device; on the CPU of the machine, as far as this process may use it."""
+    job: Job | None = None
+    """Whose processes the ranks run in; None: they are started."""
     on: Literal["here", "ray"] = "here"
     """The machines: this one, or the nodes of a Ray cluster, whose sizes aren't known here."""
 
@@ -63,7 +66,8 @@ class Placement:
             cpu = "the CPU" if self.on == "here" else "the CPU of a Ray cluster's nodes"
             if self.tensor_parallel_degree > 1:
                 cores = f", {_count(self.num_cores, 'core')} each" if self.num_cores else ""
-                ranks = f"{self.tensor_parallel_degree} ranks"
+                whose = "" if self.job is None else f" in {self.job.started_by}'s processes"
+                ranks = f"{self.tensor_parallel_degree} ranks{whose}"
                 return f"{copies}{cpu} by {ranks}{' each' * bool(copies)}{cores}{memory}"
             return f"{copies}{cpu}{torch}{cores}{memory}"
         name = DEVICE_NAMES[self.device]

@@ -19,7 +19,7 @@ from lmi_core.config.targets.sampling_defaults import sampling_defaults
 from lmi_core.config.targets.server_config import ServerConfig
 from lmi_core.config.targets.tls import tls_context
 from lmi_core.copies.copies import Copies
-from lmi_core.copies.machines import Machines, ThisMachine
+from lmi_core.copies.machines import Devices, Machines, ThisMachine
 from lmi_core.copies.on_ray import RayMachines
 from lmi_core.engine.engine import Engine
 from lmi_core.engine.stats import EngineObserver
@@ -107,6 +107,9 @@ def recipe_of(
 
 async def _machines(model: ModelConfig) -> Machines:
     """Where its copies run."""
+    placement = model.placement
+    if placement.device_ids:
+        return Devices([placement.environment(i) for i in range(placement.num_copies)])
     if not model.is_on_ray:
         return ThisMachine()
     address = str(model.get("option.ray_address") or BY_KEY["option.ray_address"].default)

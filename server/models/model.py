@@ -155,14 +155,16 @@ class ServedModel:
             self.state = ModelState.READY
 
     async def replace(self, recipe: Recipe) -> None:
-        """Answer by another recipe of the same name from now on; ``retire`` follows. Raises what
-        its loading raises, and all stays as it was."""
+        """Answer by another recipe of the same name from now on, also where the one before couldn't
+        be loaded; ``retire`` follows. Raises what its loading raises, and all stays as it was."""
         loaded, engine = self.loaded, self._engine
         await self._serve_by(recipe, is_another=True)
         self.recipe = recipe
         self.min_workers, self.max_workers = recipe.min_workers, recipe.max_workers
         if loaded is not None and engine is not None:
             self._replaced[loaded] = engine
+        if self.state is ModelState.FAILED:
+            self.state = ModelState.READY
 
     async def retire(self) -> None:
         """Let what was replaced finish the requests that it has, however long they take, and end

@@ -230,9 +230,10 @@ class ModelRegistry:
     async def _replace(self, model: ServedModel, recipe: Recipe) -> None:
         try:
             async with self._loading:
-                if model.state is not ModelState.READY:
+                if model.state not in (ModelState.READY, ModelState.FAILED):
                     raise HttpError(503, "WlmException", f"Model is not ready: {model.name}")
                 await model.replace(recipe)
+            self._choose_sole()
         except asyncio.CancelledError:
             raise _shutting_down() from None
         except Exception as error:

@@ -11,7 +11,6 @@ from lmi_core.config.explain import main
 from lmi_core.config.judge import Verdict, judge
 from lmi_core.config.resolve import examine, resolve_entry
 from lmi_core.config.sources.load_models import ModelEntry
-from lmi_core.config.table.capabilities import BACKENDS
 from lmi_core.config.targets.host import Host
 from lmi_core.demo import MODEL_DIR
 from lmi_core.errors import ConfigError
@@ -193,12 +192,32 @@ def test_copies_on_the_cpu_divide_its_cores():
     assert (model.placement.num_copies, model.placement.num_cores) == (4, 24)
     assert model.placement.describe() == "4 copies, the CPU, 24 cores each, 1152 GiB of memory"
     report, _ = placed("-o", "num_copies=4", on=host(1))
-    assert "copies run on the CPU in this version, and 1 GPU is visible" in str(report.errors[0])
+    [error] = report.errors
+    assert "option.num_copies=4 needs 4 GPUs, but 1 GPU is visible" in str(error)
+    assert error.key == "option.num_copies"
+
+
+def test_what_copies_are_bound_to_on_ray_is_said():
+    report, _ = placed("--on", "ray", "-o", "cpu_binding=cores", on=host())
+    [error] = report.errors
+    assert "cpu_binding=cores doesn't go with option.on=ray" in str(error)
+    report, _ = placed("--on", "ray", "-o", "cpu_binding=nodes", on=host())
+    row = next(row for row in report.rows[0] if row.key == "option.cpu_binding")
+    assert (row.outcome, row.text) == (
+        "no effect",
+        "a copy of one process may use all of its Ray node",
+    )
+    written = ("--on", "ray", "--device", "cpu", "-tp", "2", "-o", "cpu_binding=nodes")
+    report, model = placed(*written, on=host())
+    assert (not report.errors, model.engine.config.cpu_binding) == (True, "nodes")
 
 
 def test_devices_keep_their_names_in_what_is_to_be_written():
-    report, _ = placed("-tp", "2", on=host(4, gpu_names=("4", "5", "6", "7")))
-    assert "CUDA_VISIBLE_DEVICES=4" in str(report.errors[0])
+    on = host(4, gpu_names=("4", "5", "6", "7"))
+    report, _ = placed("-o", "num_copies=2", on=on)
+    assert "CUDA_VISIBLE_DEVICES=4,5" in str(report.errors[0])
+    _, model = placed(on=on)
+    assert model.placement.environment(2) == {"CUDA_VISIBLE_DEVICES": "6"}
 
 
 @pytest.mark.parametrize(
@@ -255,14 +274,6 @@ def test_vllm_gets_copies_under_its_own_name(model_dir, explained, degree, expec
     assert found == expected | copies
 
 
-@pytest.fixture
-def with_copies(monkeypatch):
-    """Our engine as if it had copies."""
-    engine = BACKENDS["lmi"]
-    able = type(engine)("lmi", "lmi engine", engine.capabilities | {"parallel.copies"})
-    monkeypatch.setitem(BACKENDS, "lmi", able)
-
-
 @pytest.mark.parametrize(
     ("argv", "device_ids"),
     [
@@ -270,15 +281,31 @@ def with_copies(monkeypatch):
         (("-tp", "1"), (("0",), ("1",), ("2",), ("3",))),
         (("-tp", "-1"), (("0",), ("1",), ("2",), ("3",))),
         (("-o", "load_on_devices=0;1"), (("0",), ("1",))),
+        (("-o", "num_copies=4"), (("0",), ("1",), ("2",), ("3",))),
     ],
 )
-def test_copies_follow_from_the_devices(with_copies, argv, device_ids):
+def test_copies_follow_from_the_devices(argv, device_ids):
     report, model = placed(*argv, on=host(4))
     assert not report.errors
     placement = model.placement
     assert (placement.num_copies, placement.device_ids) == (len(device_ids), device_ids)
     assert placement.environment(1) == {"CUDA_VISIBLE_DEVICES": "1"}
     assert placement.num_cores == 96 // len(device_ids)
+    assert (model.num_processes, placement.most_copies) == (len(device_ids), len(device_ids))
+    assert model.engine.config.device == "cuda"
+
+
+def test_fewer_copies_than_gpus_leave_some_unused():
+    report, _ = placed("-o", "num_copies=2", on=host(4))
+    [error] = report.errors
+    assert (
+        "4 GPUs are visible, and option.num_copies=2 would use 2 of them: write "
+        "option.num_copies=4, or start the server with CUDA_VISIBLE_DEVICES=0,1"
+    ) in str(error)
+    report, model = placed("-o", "minWorkers=2", on=host(4))
+    assert (report.errors, model.placement.num_copies) == ((), 4)
+    row = next(row for row in report.rows[0] if row.key == "minWorkers")
+    assert (row.outcome, "a copy on each GPU" in row.text) == ("no effect", True)
 
 
 def test_spread_layers_are_for_transformers(model_dir, explained):
@@ -380,7 +407,7 @@ def test_copies_on_a_ray_cluster():
 @pytest.mark.parametrize(
     ("argv", "num_gpus", "message"),
     [
-        ((), 1, "option.on=ray: copies run on the CPU in this version, and 1 GPU is visible"),
+        ((), 1, "option.on=ray: Ray places copies on the CPU in this version, and 1 GPU is"),
         (("--device", "torch-cpu"), 0, "option.on=ray doesn't go with option.device=torch-cpu"),
         (("--rolling-batch", "disable", "--force-padded", "true"), 0, "the lmi engine's copies"),
     ],

@@ -164,8 +164,12 @@ def test_a_copy_that_is_killed_while_it_loads_says_by_what() -> None:
 
 @pytest.mark.parametrize(("device", "number"), [("torch-cpu", 2), ("cpu", 0)])
 def test_what_has_no_copies_is_refused_by_name(device: Any, number: int) -> None:
+    async def main() -> None:
+        async with Copies(replace(CONFIG, device=device), number):
+            pass
+
     with pytest.raises(LmiError, match="num_copies"):
-        Copies(replace(CONFIG, device=device), number)
+        asyncio.run(main())
 
 
 def test_another_number_of_copies_loses_no_request() -> None:

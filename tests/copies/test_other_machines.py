@@ -104,6 +104,24 @@ async def text(copies: Copies, request: GenerationRequest) -> list[tuple[int, st
     return [(event.token_id, event.text) for event in events]
 
 
+def test_a_copy_whose_end_is_never_heard_of_is_left(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class SilentLink(HereLink):
+        async def ended(self) -> str:
+            await asyncio.Event().wait()
+            return ""
+
+    async def main() -> None:
+        settings = CopySettings(config=CONFIG)
+        copy = CopyProcess(3, settings, lambda *_: None, lambda _: None, None, SilentLink())
+        await copy.end()
+        assert "copy 3 (127.0.0.1) doesn't end and is left" in caplog.text
+
+    monkeypatch.setattr("lmi_core.copies.process._END_TIMEOUT_S", 0.02)
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
 def test_requests_of_a_lost_machine_go_on_elsewhere() -> None:
     async def main() -> None:
         machines = OtherMachines()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -10,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from lmi_core.copies import sealed as module
+from lmi_core.copies.connection import Connection
 from lmi_core.copies.sealed import SealedConnection
 from tests.engine.harness import until
 
@@ -84,6 +87,42 @@ def test_messages_arrive_in_their_order_whatever_the_pieces() -> None:
             await until(lambda: listener.num_lost == dialer.num_lost == 1)
 
     asyncio.run(main())
+
+
+def test_long_messages_are_several_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MAX_FRAME", 1000)
+    values = [b"a" * 999, (b"b" * 3500, bytearray(b"c" * 2001)), "", b"d" * 10_000]
+
+    async def main() -> None:
+        listener, dialer = End(dials=False), End(dials=True)
+        async with connected(listener, dialer):
+            for value in values:
+                dialer.connection.send(value)
+            await until(lambda: len(listener.got) == len(values))
+            assert listener.got == values
+
+    asyncio.run(main())
+
+
+def test_who_sends_hears_that_nobody_reads() -> None:
+    async def main() -> None:
+        heard: list[bool] = []
+        ours, theirs = socket.socketpair()
+        with theirs:
+            connection = Connection(lambda _: None, lambda: None, heard.append)
+            await asyncio.get_running_loop().create_connection(lambda: connection, sock=ours)
+            for _ in range(12):
+                connection.send(bytes(1 << 20))
+            assert heard == [True]
+            theirs.setblocking(False)
+            while heard == [True]:
+                with suppress(BlockingIOError):
+                    theirs.recv(1 << 20)
+                await asyncio.sleep(0)
+            assert heard == [True, False]
+            connection.close()
+
+    asyncio.run(asyncio.wait_for(main(), 20))
 
 
 def test_nobody_without_the_secret_is_heard() -> None:

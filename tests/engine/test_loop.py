@@ -54,6 +54,38 @@ def test_overlapped_and_plain_loops_give_the_same_events() -> None:
     assert run(main(False)) == run(main(True))
 
 
+def test_a_held_loop_begins_no_steps_and_goes_on_with_the_same_tokens() -> None:
+    async def main(overlap: bool) -> None:
+        runner = FakeRunner()
+        steps = 0
+        submit = runner.submit
+
+        def counted(step: _native.Step) -> None:
+            nonlocal steps
+            steps += 1
+            submit(step)
+
+        runner.submit = counted  # type: ignore[method-assign]
+        async with make_engine(runner, overlap=overlap) as engine:
+            undisturbed = token_ids(await collect(engine, [1, 2], PARAMS))
+            events = engine.generate([1, 2], PARAMS)
+            first = [await anext(events)]
+            engine.hold(is_held=True)
+            await asyncio.sleep(0.02)
+            num_before = steps
+            await asyncio.sleep(0.03)
+            assert steps == num_before
+            engine.hold(is_held=False)
+            assert token_ids(first + [event async for event in events]) == undisturbed
+            engine.hold(is_held=True)  # whoever stops doesn't wait for it
+            last = asyncio.create_task(collect(engine, [3], PARAMS))
+            await asyncio.sleep(0)
+        assert len(await last) == 30
+
+    run(main(overlap=False))
+    run(main(overlap=True))
+
+
 class InstantRunner(FakeRunner):
     """Completes a step while it is submitted, as a worker does whose step ends within a turn."""
 

@@ -120,6 +120,7 @@ BACKENDS = {
                 "kv.fp8",
                 "kv.int8",
                 "lora",
+                "parallel.copies",
                 "quant.bitsandbytes",
                 "quant.eetq",
                 "quant.fp8",

@@ -314,7 +314,10 @@ OPTIONS = (
         systems=_COMMON,
         default=False,
         actions={
-            "lmi": no_effect("the lmi engine runs without MPI"),
+            "lmi": no_effect(
+                "the lmi engine starts its ranks itself, or has them in the processes that mpirun, "
+                "srun or torchrun started"
+            ),
             "trtllm": no_effect("TensorRT-LLM starts its own processes"),
         },
     ),

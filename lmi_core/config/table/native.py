@@ -185,8 +185,9 @@ OPTIONS = (
     _native(
         "num_copies",
         Int(1, MAX_WORKERS),
-        "Copies of the model on the CPU, each in a process of its own with its part of the cores; "
-        "requests of one that dies go on in the others. Unset: one engine within the server.",
+        "Copies of the model, each in a process of its own, on the CPU with its part of the cores, "
+        "or with a GPU; requests of one that dies go on in the others. Unset: a copy on each GPU, "
+        "or one engine within the server.",
         native=honoured(
             None,
             "processes behind one server; packed weights are shared, KV caches are not",

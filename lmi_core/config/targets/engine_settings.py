@@ -26,7 +26,7 @@ from lmi_core.weights.quantized.methods import objection
 from lmi_core.weights.quantized.settings import QuantizationSettings
 
 _NOT_SET = frozenset(
-    {"model", "served_model_name", "num_models", "speculation", "tensor_parallel_degree"}
+    {"model", "served_model_name", "num_models", "speculation", "tensor_parallel_degree", "job"}
 )
 _CONFIGS: dict[str, type[EngineConfig]] = {
     "lmi": EngineConfig,
@@ -50,7 +50,7 @@ class EngineSettings:
 
     def shown(self) -> dict[str, Any]:
         """The fields that were set, for an explanation, as data of JSON's types."""
-        values = {name: getattr(self.config, name) for name in self.given}
+        values = {name: getattr(self.config, name) for name in self.given if name != "job"}
         for name, value in values.items():
             if isinstance(value, SpeculationConfig):
                 values[name] = {
@@ -128,6 +128,7 @@ def _devices(
         devices: dict[str, object] = {"device": placement.device}
         if placement.device == "cpu" and placement.tensor_parallel_degree > 1:
             devices["tensor_parallel_degree"] = placement.tensor_parallel_degree
+            devices |= {} if placement.job is None else {"job": placement.job}
         return devices
     device = "cuda" if placement.device == "cuda" else "cpu"
     if placement.num_devices == 1 or "device_map" in settings:

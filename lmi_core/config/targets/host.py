@@ -10,6 +10,7 @@ from pathlib import Path
 
 from lmi_core.config.table.capabilities import BACKENDS
 from lmi_core.config.targets.gpus import gpu_memory_bytes, torch_objection, visible_gpus
+from lmi_core.settings.job import Job, job_of
 
 _CORES_PER_NEURON_DEVICE = 2
 
@@ -31,6 +32,8 @@ class Host:
     """Physical ones within affinity and quota."""
     memory_bytes: int = 0
     """Main memory that this process may use."""
+    job: Job | None = None
+    """Of which this process is one."""
 
     @property
     def num_devices(self) -> int:
@@ -58,6 +61,7 @@ def detect_host(environ: Mapping[str, str], dev: Path = Path("/dev")) -> Host:
         gpu_memory_bytes=gpu_memory_bytes() if gpus else 0,
         num_cores=num_cores,
         memory_bytes=memory_bytes,
+        job=job_of(environ),
     )
 
 

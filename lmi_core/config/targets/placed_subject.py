@@ -14,6 +14,7 @@ from lmi_core.settings.placement import DEVICE_NAMES, VISIBLE, DeviceKind
 DEGREE = "option.tensor_parallel_degree"
 STAGES = "option.pipeline_parallel_degree"
 COPIES = "option.data_parallel_size"
+OWN_COPIES = "option.num_copies"
 ON = "option.on"
 RAY_ADDRESS = "option.ray_address"
 OWN = frozenset({"lmi", "transformers"})
@@ -49,6 +50,12 @@ class Subject:
 
     def can(self, capability: str) -> bool:
         return capability in BACKENDS[self.backend].capabilities
+
+    @property
+    def copies_key(self) -> str:
+        """The key of the number of copies, which is left to the devices where it isn't given."""
+        is_own = self.backend == "lmi" and self.values.get(OWN_COPIES) is not None
+        return OWN_COPIES if is_own else COPIES
 
     def names(self, kind: DeviceKind) -> tuple[str, ...]:
         """The devices as the variable that shows them calls them."""

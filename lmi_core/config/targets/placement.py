@@ -15,7 +15,6 @@ from lmi_core.config.table import BY_KEY
 from lmi_core.config.table.capabilities import BACKENDS
 from lmi_core.config.targets.host import Host
 from lmi_core.config.targets.placed_subject import (
-    COPIES,
     DEGREE,
     ON,
     OWN,
@@ -23,7 +22,7 @@ from lmi_core.config.targets.placed_subject import (
     STAGES,
     Subject,
 )
-from lmi_core.config.targets.placement_on_cpu import MOST, OWN_COPIES, WORKERS, on_cpu
+from lmi_core.config.targets.placement_on_cpu import MOST, WORKERS, check_job, on_cpu
 from lmi_core.settings.placement import DEVICE_NAMES, VISIBLE, DeviceKind, Placement
 
 _DEVICE = "option.device"
@@ -54,6 +53,7 @@ def place(
     if backend == "lmi" and values.get(ON) != "ray" and RAY_ADDRESS in values.known:
         values.ignored[RAY_ADDRESS] = "the model is served on this machine, without option.on=ray"
     kind, named = _kind(subject)
+    check_job(subject, kind)
     if kind in ("cpu", "torch-cpu"):
         return on_cpu(subject, kind)
     return _on_devices(subject, kind, named)
@@ -77,7 +77,7 @@ def _kind(subject: Subject) -> tuple[DeviceKind, tuple[int, ...] | None]:
         return "neuron", named
     if host.num_gpus:
         _check_torch(subject)
-        _check_own_copies(subject)
+        _check_not_on_ray(subject)
         return "cuda", named
     if device == "cuda" or named:
         wanted = "option.device=cuda" if device == "cuda" else f"{key}={values.get(key)}"
@@ -126,15 +126,13 @@ def _check_torch(subject: Subject) -> None:
         )
 
 
-def _check_own_copies(subject: Subject) -> None:
-    values = subject.values
-    key = ON if values.get(ON) == "ray" else OWN_COPIES
-    given = values.get(key)
-    if given is not None and subject.backend == "lmi" and not subject.can("parallel.copies"):
+def _check_not_on_ray(subject: Subject) -> None:
+    if subject.values.get(ON) == "ray" and subject.backend == "lmi":
         subject.refuse(
-            key,
-            f"{key}={given}: copies run on the CPU in this version, and "
-            f"{subject.visible('cuda')}: leave it out, or write --device cpu for copies there",
+            ON,
+            f"{ON}=ray: Ray places copies on the CPU in this version, and "
+            f"{subject.visible('cuda')}: leave it out for a copy on each, or write --device cpu "
+            "for copies there",
         )
 
 
@@ -171,7 +169,7 @@ def _by_processes(subject: Subject, key: str, degree: int) -> str:
 def _on_devices(subject: Subject, kind: DeviceKind, named: tuple[int, ...] | None) -> Placement:
     values, host = subject.values, subject.host
     if subject.backend == "lmi":
-        why = "copies run on the CPU in this version"
+        why = "there is a copy on each GPU, or as many as option.num_copies says"
         keys = (*WORKERS, *MOST, "max_idle_time")
         values.ignored |= {key: why for key in keys if key in values.known}
     ids = tuple(range(host.num_devices)) if named is None else named
@@ -181,7 +179,8 @@ def _on_devices(subject: Subject, kind: DeviceKind, named: tuple[int, ...] | Non
     num_devices = degree * num_stages
     groups = _groups(subject, ids, num_devices, is_named=named is not None)
     if not groups:
-        subject.refuse(DEGREE, _too_few(subject, degree, num_devices, kind))
+        key = subject.copies_key if subject.copies_key in values.known else DEGREE
+        subject.refuse(key, _too_few(subject, degree, num_devices, kind))
     elif subject.backend != "handler" and _check_capabilities(subject, groups, kind):
         _check_unused(subject, groups, kind, is_named=named is not None)
     names = subject.names(kind)
@@ -190,6 +189,7 @@ def _on_devices(subject: Subject, kind: DeviceKind, named: tuple[int, ...] | Non
         tensor_parallel_degree=degree,
         pipeline_parallel_degree=num_stages,
         num_copies=max(1, len(groups)),
+        most_copies=max(1, len(groups)),
         device_ids=tuple(tuple(names[i] for i in group) for group in groups),
         num_cores=host.num_cores // max(1, len(groups)),
         memory_bytes=host.gpu_memory_bytes if kind == "cuda" else 0,
@@ -237,7 +237,7 @@ def _groups(
     groups = tuple(
         ids[i : i + num_devices] for i in range(0, len(ids) - num_devices + 1, num_devices)
     )
-    asked = subject.values.get(COPIES)
+    asked = subject.values.get(subject.copies_key)
     if isinstance(asked, int):
         return groups[:asked] if asked <= len(groups) else ()
     if subject.system == "tgi" and _asked_degree(subject) is not None:
@@ -250,12 +250,12 @@ def _too_few(subject: Subject, degree: int, num_devices: int, kind: DeviceKind) 
     key, named = _named_devices(subject)
     if named and max(named) >= visible:
         return f"{key}={values.get(key)}, but {subject.visible(kind)}, counted from 0"
-    copies = values.get(COPIES)
+    copies = values.get(subject.copies_key)
     if isinstance(copies, int):
         num_devices *= copies
     asked = [
         f"{key}={values.get(key)}"
-        for key in (*_NAMING, DEGREE, STAGES, COPIES)
+        for key in (*_NAMING, DEGREE, STAGES, subject.copies_key)
         if key in values.known and values.get(key) is not None
     ]
     return (
@@ -282,14 +282,15 @@ def _check_unused(
     num_devices = len(groups[0])
     sizes = [n for n in range(1, visible + 1) if visible % n == 0]
     way = f"write {DEGREE}={' or '.join(map(str, sizes))}, or "
-    key = next((key for key in (COPIES, DEGREE, "option.sharded") if key in values.known), DEGREE)
+    copies = subject.copies_key
+    key = next((key for key in (copies, DEGREE, "option.sharded") if key in values.known), DEGREE)
     if visible % num_devices == 0:  # more copies than a launcher starts, or than are asked for
         way = f"write {DEGREE}={visible}, or " if subject.can("parallel.tensor") else ""
     if subject.system == "tgi" and isinstance(_asked_degree(subject), int):
         _warn_of_idle(subject, key, used, kind)
         return
-    if key == COPIES:
-        way = f"write {COPIES}={visible // num_devices}, or "
+    if key == copies:
+        way = f"write {copies}={visible // num_devices}, or "
     subject.refuse(
         key,
         f"{subject.visible(kind)}, and {key}={values.get(key)} would use {len(used)} of them: "

@@ -6,10 +6,18 @@ Source: DJL-Serving's ModelInfo.java, number of workers.
 from __future__ import annotations
 
 from lmi_core.config.targets.host import Host
-from lmi_core.config.targets.placed_subject import COPIES, DEGREE, ON, OWN, STAGES, Subject
+from lmi_core.config.targets.placed_subject import (
+    COPIES,
+    DEGREE,
+    ON,
+    OWN,
+    OWN_COPIES,
+    STAGES,
+    Subject,
+)
 from lmi_core.settings.placement import DeviceKind, Placement
 
-OWN_COPIES = "option.num_copies"
+BINDING = "option.cpu_binding"
 WORKERS = ("cpu.minWorkers", "minWorkers")
 MOST = ("cpu.maxWorkers", "maxWorkers")
 COPY_KEYS = (OWN_COPIES, *WORKERS)
@@ -31,11 +39,13 @@ def on_cpu(subject: Subject, kind: DeviceKind) -> Placement:
         for key, why in _UNUSED.items():
             if key in values.known and (key != DEGREE or degree == 1):
                 values.ignored[key] = why
+    if on_ray:
+        _check_binding(subject, degree)
     threads = values.get("option.num_threads")
     num_copies = _copies_on_cpu(subject, kind)
     most_copies = _most_copies(subject, num_copies)
     num_ranks = num_copies * degree
-    if degree > 1 and 0 < host.num_cores < num_ranks:
+    if degree > 1 and host.job is None and 0 < host.num_cores < num_ranks:
         copies = f" in {num_copies} copies" if num_copies > 1 else ""
         most = host.num_cores // num_copies
         fitting = f"{DEGREE}={1 << most.bit_length() - 1}, or " if most > 1 else ""
@@ -46,6 +56,8 @@ def on_cpu(subject: Subject, kind: DeviceKind) -> Placement:
             f"all cores{', or fewer copies' if num_copies > 1 else ''}",
         )
     num_cores = max(1, host.num_cores // num_ranks) if host.num_cores else 0
+    if host.job is not None:  # each of its processes has those that it was given
+        num_cores = 0
     return Placement(
         device=kind,
         tensor_parallel_degree=degree,
@@ -53,16 +65,54 @@ def on_cpu(subject: Subject, kind: DeviceKind) -> Placement:
         most_copies=most_copies,
         num_cores=threads if isinstance(threads, int) else num_cores,
         memory_bytes=host.memory_bytes,
+        job=host.job if degree > 1 else None,
         on="ray" if on_ray else "here",
     )
 
 
+def _check_binding(subject: Subject, degree: int) -> None:
+    """What a copy is bound to on a node that may have others."""
+    values = subject.values
+    if values.get(BINDING) == "cores":
+        subject.refuse(
+            BINDING,
+            f"{BINDING}=cores doesn't go with {ON}=ray: copies on one node would have the same "
+            "cores; write nodes, with which each rank is in a NUMA node, or leave it out",
+        )
+    elif BINDING in values.known and degree == 1:
+        values.ignored[BINDING] = "a copy of one process may use all of its Ray node"
+
+
 def _degree_on_cpu(subject: Subject, kind: DeviceKind) -> int:
-    """Processes of the lmi engine that share a copy; max: one, which uses all cores."""
-    degree = subject.values.get(DEGREE)
-    if subject.backend != "lmi" or kind != "cpu" or not isinstance(degree, int):
+    """Processes of the lmi engine that share a copy; max: one, which uses all cores, or those of
+    the job."""
+    degree, job = subject.values.get(DEGREE), subject.host.job
+    if subject.backend != "lmi" or kind != "cpu":
         return 1
-    return max(1, degree)
+    if job is not None and (not isinstance(degree, int) or degree < 1):
+        return job.size
+    return max(1, degree) if isinstance(degree, int) else 1
+
+
+def check_job(subject: Subject, kind: DeviceKind) -> None:
+    """Refuse what doesn't go with several processes of a job."""
+    job, values = subject.host.job, subject.values
+    if job is None:
+        return
+    started = f"{job.started_by} has started {job.size} processes, "
+    degree, key = values.get(DEGREE), DEGREE
+    if subject.backend != "lmi" or kind != "cpu":
+        where = subject.title if subject.backend != "lmi" else f"the lmi engine on {kind}"
+        why = f"and {where} takes no ranks from it in this version: start lmi without it"
+    elif values.get(ON) == "ray":
+        key, why = ON, f"and Ray starts those of {ON}=ray itself: start lmi without it"
+    elif job.objection:
+        started, why = "", job.objection
+    elif isinstance(degree, int) and 0 < degree != job.size:
+        why = f"and {DEGREE}={degree}: write {job.size}, or nothing, or start {degree}"
+    else:
+        return
+    subject.refuse(key, f"{started}{why}")
 
 
 def _copies_on_cpu(subject: Subject, kind: DeviceKind) -> int:

@@ -6,12 +6,15 @@ first. Source of the files: Linux, Documentation/ABI/stable/sysfs-devices-node a
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
+
+from lmi_core import _native
 
 _T = TypeVar("_T")
 Binding = Literal["auto", "nodes", "cores", "none"]
@@ -98,12 +101,32 @@ def _part(items: Sequence[_T], index: int, num_parts: int) -> list[_T]:
 
 
 def own_groups(
-    binding: Binding, degree: int, copy: int = 0, num_copies: int = 1
+    binding: Binding,
+    degree: int,
+    copy: int = 0,
+    num_copies: int = 1,
+    allowed: Sequence[Sequence[int]] = (),
 ) -> tuple[tuple[int, ...], ...]:
-    """Of the ranks of one of so many copies, by what this process may use; empty: they are free."""
-    cores = found_cores(os.sched_getaffinity(0))
+    """Of the ranks of one of so many copies, by what this process may use; empty: they are free.
+    ``allowed``: what each rank's may, where others have started them: all that it says where they
+    differ and ``binding`` leaves it open."""
+    if binding == "auto" and _differ(allowed):
+        return tuple(map(tuple, allowed))
+    cores = found_cores(set(itertools.chain(*allowed)) or os.sched_getaffinity(0))
     groups = core_groups(cores, degree * num_copies, binding)
     return () if groups is None else tuple(groups[copy * degree : (copy + 1) * degree])
+
+
+def num_own_cores(degree: int, num_copies: int = 1, allowed: Sequence[Sequence[int]] = ()) -> int:
+    """Physical ones of each rank of each of so many copies; ``allowed`` as for ``own_groups``."""
+    num_cores = _native.num_physical_cores()
+    if _differ(allowed):
+        return max(1, min(num_cores, *(len(found_cores(cpus)) for cpus in allowed)) // num_copies)
+    return max(1, num_cores // (degree * num_copies))
+
+
+def _differ(allowed: Sequence[Sequence[int]]) -> bool:
+    return len({tuple(cpus) for cpus in allowed}) > 1
 
 
 @contextmanager

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING
 from lmi_core import _native
 from lmi_core.models.eagle_head import EagleHead
 from lmi_core.models.medusa_heads import MedusaHeads
-from lmi_core.runners.cpu.core_groups import bound_to, own_groups
+from lmi_core.runners.cpu.core_groups import bound_to, num_own_cores, own_groups
 from lmi_core.runners.cpu.draft_chains import DraftChains
 from lmi_core.runners.cpu.draft_runner import CpuDraftRunner
 from lmi_core.runners.cpu.eagle_runner import EagleRunner, eagle_states
 from lmi_core.runners.cpu.medusa_runner import MedusaRunner
+from lmi_core.runners.cpu.rank_hosts import host_cpus
 from lmi_core.runners.cpu.ranked_adapters import RankedAdapters, lora_store
 from lmi_core.runners.cpu.ranked_blocks import RankedBlocks
 from lmi_core.runners.cpu.recorded_model import RecordedModel
@@ -95,10 +96,12 @@ class CpuRunner:
         draft: LoadedModel | None = None,
         packed: Sequence[PackedModel] = (),
         ranks: Ranks | None = None,
+        claim: object | None = None,
     ) -> None:
         """``model``, ``draft``: what was found, loaded; ``packed``: where their matrices are kept.
         ``ranks``: the others of those that compute it, of which this is rank 0: its worker computes
-        a slice of a step, and samples."""
+        a slice of a step, and samples. ``claim``: who has claimed memory for it."""
+        self._claim = claim or self
         config, heads, spec = found.asked, found.heads, model.spec
         kv_dtype = cache_dtype(config, model.dtype)
         sizes = step_sizes(config, spec)
@@ -108,7 +111,7 @@ class CpuRunner:
             config,
             block_bytes=pool_block_bytes(found),
             max_model_len=sizes.max_model_len,
-            claimed_bytes=HOST_MEMORY.total_bytes,
+            claimed_bytes=HOST_MEMORY.others_bytes(self._claim),
         )
         shared = StepMemory.of(config, sizes, self.memory.num_blocks)
         self.pool, self.block_tables = shared.pool, shared.block_tables
@@ -159,7 +162,7 @@ class CpuRunner:
         if self.drafter is not None:
             self.drafter.worker = self._worker
         self._report(config, weight_bytes)
-        HOST_MEMORY.claim(self, weight_bytes + self.memory.num_bytes)
+        HOST_MEMORY.claim(self._claim, weight_bytes + self.memory.num_bytes)
         self.completion_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.info = RunnerInfo(
             vocab_size=sizes.vocab_size,
@@ -195,7 +198,7 @@ class CpuRunner:
 
     def _report(self, config: EngineConfig, weight_bytes: int) -> None:
         """Say how several models divide the machine."""
-        claimed_bytes = HOST_MEMORY.total_bytes
+        claimed_bytes = HOST_MEMORY.others_bytes(self._claim)
         if config.num_models == 1 and not claimed_bytes:
             return
         assert self._worker is not None
@@ -257,7 +260,7 @@ class CpuRunner:
         for packed in self._packed:
             packed.close()
         SharedWorker.release()
-        HOST_MEMORY.release(self)
+        HOST_MEMORY.release(self._claim)
         os.close(self.completion_fd)
 
 
@@ -271,13 +274,13 @@ def load_cpu_runner(
     Raises ModelError for files that can't be served, UserError for sizes that don't fit.
     """
     from lmi_core.calibration.peaks import smoothing_for
-    from lmi_core.runners.cpu.memory_needs import memory_errors
+    from lmi_core.runners.cpu.memory_needs import check_memory, memory_errors
     from lmi_core.runners.cpu.ranks import Ranks
 
     found = find_cpu_model(asked, HOST_MEMORY.total_bytes)
     if on_found is not None:
         on_found(found.spec.vocab_size, found.config.eos_token_ids)
-    ranks = None
+    ranks, claim = None, object()
     config = with_bound_cpus(found.asked)
     found = replace(found, asked=config)
     with (
@@ -285,6 +288,8 @@ def load_cpu_runner(
         bound_to(config.bound_cpus[0] if config.bound_cpus else ()),
         ExitStack() as failed,
     ):
+        HOST_MEMORY.claim_checked(claim, partial(check_memory, found))
+        failed.callback(HOST_MEMORY.release, claim)
         smoothings = [smoothing_for(each, progress) for each in found.models]
         if found.slicing.num_ranks > 1:
             ranks = Ranks(config, smoothings[0])
@@ -292,7 +297,7 @@ def load_cpu_runner(
         packed = [_open_packed(each) for each in found.models]
         model, *drafts = map(_load, found.models, packed, smoothings, itertools.repeat(progress))
         kept = [each for each in packed if each is not None]
-        runner = CpuRunner(found, model, drafts[0] if drafts else None, kept, ranks)
+        runner = CpuRunner(found, model, drafts[0] if drafts else None, kept, ranks, claim)
         failed.pop_all()
     return runner, model
 
@@ -304,9 +309,12 @@ def with_bound_cpus(config: EngineConfig) -> EngineConfig:
     if cpus is None and config.tensor_parallel_degree == 1:
         return config
     if cpus is None:
-        cpus = own_groups(config.cpu_binding, config.tensor_parallel_degree)
+        degree, allowed = config.tensor_parallel_degree, host_cpus(config.job)
+        cpus = own_groups(config.cpu_binding, degree, allowed=allowed)
+        num_threads = config.num_threads or num_own_cores(degree, allowed=allowed)
+        config = replace(config, bound_cpus=cpus, num_threads=num_threads)
     # Of threads that are bound the kernel would say that there are fewer cores.
-    return replace(config, bound_cpus=cpus, num_threads=num_rank_threads(config))
+    return replace(config, num_threads=num_rank_threads(config))
 
 
 def _open_packed(found: FoundModel) -> PackedModel | None:

@@ -125,9 +125,10 @@ def _num_weights(name: str, shape: tuple[int, ...]) -> int:
     return math.prod(shape) * (2 if name.endswith(MXFP4_ENDINGS[0]) else 1)
 
 
-def check_memory(found: FoundModel, claimed_bytes: int = 0) -> None:
-    """Raise InsufficientMemoryError, with the numbers, unless the model fits beside what other
-    engines have taken: into the memory that the process may use, and its address space."""
+def check_memory(found: FoundModel, claimed_bytes: int = 0) -> int:
+    """What the model takes. Raises InsufficientMemoryError, with the numbers, unless it fits beside
+    what other engines have taken: into the memory that the process may use, and its address
+    space."""
     config, needs = found.asked, estimate(found, claimed_bytes)
     limit = int(_native.cpu_info()["memory_limit_bytes"])
     if needs.total > limit - claimed_bytes:
@@ -146,6 +147,7 @@ def check_memory(found: FoundModel, claimed_bytes: int = 0) -> None:
             "addresses: raise it, or set a smaller kv_cache_bytes",
             field="model",
         )
+    return needs.total
 
 
 def shares_weights(config: EngineConfig, stored_bytes: int) -> bool:

@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 import threading
 from contextlib import suppress
 from dataclasses import replace
@@ -49,6 +50,18 @@ def main(descriptor: int) -> int:
         logging.getLogger(__name__).error("%s", error)
         return 1
     return 0
+
+
+def main_hosted(descriptor: int) -> int:
+    """As ``main``; ends with stdin, which is its host's."""
+    threading.Thread(target=_end_with_stdin, name="host", daemon=True).start()
+    return main(descriptor)
+
+
+def _end_with_stdin() -> None:
+    with suppress(OSError):
+        os.read(sys.stdin.fileno(), 1)
+    os._exit(1)
 
 
 class _Joined(NamedTuple):

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmi_core.errors import EngineError
+from lmi_core.runners.cpu.rank_hosts import HOST_GONE, HostedProcess
 from lmi_core.runners.cpu.recorded_model import open_group
 from lmi_core.sandbox import message
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from lmi_core.models.spec import DecoderSpec
     from lmi_core.runners.step_memory import StepSizes
     from lmi_core.settings.engine_config import EngineConfig
+    from lmi_core.settings.job import Job
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +55,7 @@ class Ranks:
         self._ordering = threading.Lock()
         try:
             for rank in range(1, config.tensor_parallel_degree):
-                self._processes.append(_Rank(rank))
+                self._processes.append(_Rank(rank, config.job))
             for process in self._processes:
                 own = replace(config, speculation=None)  # rank 0 drafts alone
                 level = logging.getLogger().level
@@ -133,9 +135,9 @@ class Ranks:
 
 
 class _Rank:
-    """One process."""
+    """One process, of this one or of a job's."""
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, job: Job | None) -> None:
         self.rank = rank
         self._numbers = itertools.count()
         self._calls: dict[int, Future[Any]] = {}
@@ -144,12 +146,7 @@ class _Rank:
         self._connection, theirs = socket.socketpair()
         with theirs:
             try:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-c", _BOOT, str(_ROOT), str(theirs.fileno())],
-                    pass_fds=(theirs.fileno(),),
-                    stdin=subprocess.DEVNULL,
-                    start_new_session=True,
-                )
+                self._process = _started(rank, job, theirs.fileno())
             except BaseException:
                 self._connection.close()
                 raise
@@ -217,6 +214,8 @@ class _Rank:
 
     def last_words(self) -> str:
         code = self._process.wait()
+        if code == HOST_GONE:
+            return "with the process of the job that it ran in"
         return f"exit status {code}" if code >= 0 else f"signal {-code}"
 
     def settle(self) -> None:
@@ -239,3 +238,16 @@ class _Rank:
         if words == f"signal {signal.SIGKILL:d}":
             why += ": the kernel does that where memory runs out; dmesg says it"
         return EngineError(why)
+
+
+def _started(
+    rank: int, job: Job | None, descriptor: int
+) -> subprocess.Popen[bytes] | HostedProcess:
+    if job is not None:
+        return HostedProcess(job, rank, descriptor)
+    return subprocess.Popen(
+        [sys.executable, "-c", _BOOT, str(_ROOT), str(descriptor)],
+        pass_fds=(descriptor,),
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+    )

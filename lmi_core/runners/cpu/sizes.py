@@ -8,6 +8,7 @@ from lmi_core import _native
 from lmi_core.errors import UserError
 from lmi_core.models.eagle_head import EagleHead
 from lmi_core.models.spec import DecoderSpec
+from lmi_core.runners.cpu.core_groups import num_own_cores
 from lmi_core.runners.step_memory import StepSizes
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.settings.limits import BLOCK_MULTIPLE
@@ -25,8 +26,7 @@ _TILE_ROWS, _PARTITION, _LANES = 48, 256, 16
 
 def num_rank_threads(config: EngineConfig) -> int:
     """Worker threads of each of a model's ranks."""
-    cores = _native.num_physical_cores()
-    return config.num_threads or max(1, cores // config.tensor_parallel_degree)
+    return config.num_threads or num_own_cores(config.tensor_parallel_degree)
 
 
 def step_sizes(config: EngineConfig, spec: DecoderSpec) -> StepSizes:

@@ -80,6 +80,23 @@ def test_replacing_without_waiting_and_when_the_model_is_away() -> None:
     asyncio.run(run())
 
 
+def test_what_could_not_be_loaded_is_replaced_as_well() -> None:
+    async def run() -> None:
+        async with managed() as (served, _):
+            lazy = "/models?url=broken&model_name=late&synchronous=false"
+            assert (await served.ask("POST", lazy)).status == 202
+            late = served.models.find("late")
+            await eventually(lambda: late.state is ModelState.FAILED)
+            again = await served.ask("POST", "/models?url=broken&model_name=late&replace=true")
+            assert (again.status >= 400, late.state) == (True, ModelState.FAILED)
+            answer = await served.ask("POST", "/models?url=/m/x&model_name=late&replace=true")
+            check(answer, 200, status('Model "late" replaced.'))
+            assert (late.state, late.status) == (ModelState.READY, "Healthy")
+            assert lmi_text(await served.post(LMI, "/predictions/late")) == " late"
+
+    asyncio.run(run())
+
+
 @pytest.fixture
 def ended(monkeypatch: pytest.MonkeyPatch) -> list[FakeEngine]:
     """Engines in the order of their ends."""

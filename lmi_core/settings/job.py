@@ -1,0 +1,145 @@
+"""A process' place among those that mpirun, srun or torchrun have started together.
+
+Sources: Open MPI, "Environmental variables"; MPICH's and Intel MPI's Hydra (PMI); Slurm, srun,
+"OUTPUT ENVIRONMENT VARIABLES"; PyTorch, "torchrun (Elastic Launch)", environment variables.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from lmi_core.errors import UserError
+
+_MOST = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """Several processes of one program, each of which knows which it is."""
+
+    started_by: str
+    rank: int
+    size: int
+    is_spread: bool = False
+    """Whether some of them are on other machines."""
+    name: str = ""
+    """What tells it from other jobs of this machine, the same in all of its processes here."""
+
+    @property
+    def objection(self) -> str:
+        """Why its processes can't be a model's ranks, and what can; empty: they can."""
+        if not self.is_spread:
+            return ""
+        return (
+            f"{self.started_by} has started {self.size} processes on several machines, and the lmi "
+            "engine's ranks share memory, so that they have to be on one: start a server on each "
+            "machine, or one by itself with option.on=ray, which places copies on all of them; a "
+            "model that no machine can hold is for option.rolling_batch=vllm"
+        )
+
+
+class _Variables(NamedTuple):
+    started_by: str
+    size: str
+    rank: str
+    also: str
+    """Which whoever else sets the first two doesn't; empty: nobody else does."""
+    num_here: str
+    """Processes on this machine."""
+    num_machines: str
+    name: tuple[str, ...]
+    """Together they name the job; without them, who has started the process does."""
+
+
+_KNOWN = (
+    _Variables(
+        started_by="torchrun",
+        size="WORLD_SIZE",
+        rank="RANK",
+        also="LOCAL_RANK",
+        num_here="LOCAL_WORLD_SIZE",
+        num_machines="",
+        name=("TORCHELASTIC_RUN_ID", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT"),
+    ),
+    _Variables(
+        started_by="mpirun",
+        size="OMPI_COMM_WORLD_SIZE",
+        rank="OMPI_COMM_WORLD_RANK",
+        also="",
+        num_here="OMPI_COMM_WORLD_LOCAL_SIZE",
+        num_machines="",
+        name=("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"),
+    ),
+    _Variables(
+        started_by="mpirun",
+        size="PMI_SIZE",
+        rank="PMI_RANK",
+        also="MPI_LOCALNRANKS",  # Hydra's, which may have started its own part by srun
+        num_here="MPI_LOCALNRANKS",
+        num_machines="",
+        name=(),
+    ),
+    _Variables(
+        started_by="srun",
+        size="SLURM_STEP_NUM_TASKS",  # a batch script has SLURM_NTASKS, too, and is one process
+        rank="SLURM_PROCID",
+        also="SLURM_STEP_ID",
+        num_here="",
+        num_machines="SLURM_STEP_NUM_NODES",
+        name=("SLURM_JOB_ID", "SLURM_STEP_ID"),
+    ),
+    _Variables(
+        started_by="mpirun",
+        size="PMI_SIZE",
+        rank="PMI_RANK",
+        also="",
+        num_here="PMI_LOCAL_SIZE",
+        num_machines="",
+        name=(),
+    ),
+)
+"""The innermost first: torchrun and mpirun start processes within srun's."""
+
+
+def job_of(environ: Mapping[str, str]) -> Job | None:
+    """The job that this process belongs to; None: it is alone. Raises UserError for variables that
+    say what can't be."""
+    for known in _KNOWN:
+        if all(name in environ for name in (known.size, known.rank, known.also) if name):
+            size = _number(environ, known.size, 1, _MOST)
+            if size == 1:
+                return None
+            rank = _number(environ, known.rank, 0, size - 1)
+            return Job(
+                started_by=known.started_by,
+                rank=rank,
+                size=size,
+                is_spread=_is_spread(environ, known, size),
+                name=_name(environ, known),
+            )
+    return None
+
+
+def _is_spread(environ: Mapping[str, str], known: _Variables, size: int) -> bool:
+    if known.num_machines in environ:
+        return _number(environ, known.num_machines, 1, _MOST) > 1
+    return known.num_here in environ and _number(environ, known.num_here, 1, size) < size
+
+
+def _name(environ: Mapping[str, str], known: _Variables) -> str:
+    found = [f"{name}={environ[name]}" for name in known.name if name in environ]
+    return " ".join(found or [f"{known.started_by} {os.getppid()}"])
+
+
+def _number(environ: Mapping[str, str], name: str, low: int, high: int) -> int:
+    text = environ[name].strip()
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and low <= int(text) <= high):
+        raise UserError(
+            f"{name}={text[:40]!r} is not a number from {low} to {high}: mpirun, srun and torchrun "
+            "set it; unset it where none of them starts lmi",
+            field=name,
+        )
+    return int(text)

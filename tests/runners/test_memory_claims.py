@@ -1,0 +1,42 @@
+"""Memory that several models want at once is given to those who find room."""
+
+import threading
+
+import pytest
+
+from lmi_core.errors import InsufficientMemoryError
+from lmi_core.runners.memory_claims import MemoryClaims
+
+
+def test_nobody_claims_between_a_look_and_its_claim() -> None:
+    claims, refused = MemoryClaims(), []
+    barrier, looked = threading.Barrier(8), threading.Event()
+
+    def check(others: int) -> int:
+        looked.wait(0.01)  # as long as files are read
+        if others + 30 > 100:
+            raise InsufficientMemoryError("no room")
+        return 30
+
+    def claim(owner: object) -> None:
+        barrier.wait()
+        try:
+            claims.claim_checked(owner, check)
+        except InsufficientMemoryError:
+            refused.append(owner)
+
+    owners = [object() for _ in range(8)]
+    threads = [threading.Thread(target=claim, args=(owner,)) for owner in owners]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (claims.total_bytes, len(refused)) == (90, 5)
+    held = next(owner for owner in owners if owner not in refused)
+    assert claims.others_bytes(held) == 60
+    with pytest.raises(InsufficientMemoryError):
+        claims.claim_checked(refused[0], check)
+    claims.claim_checked(held, lambda others: 100 - others)  # its own doesn't count against it
+    assert claims.total_bytes == 100
+    claims.release(held)
+    assert claims.total_bytes == 60
