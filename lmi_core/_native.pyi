@@ -199,6 +199,10 @@ class Step:
         tokens up to it but the first, which it has (``num_drafts`` of them). ``adapter``: the slot of a LoRA adapter, or -1.
         ``num_first``: the tokens up to the second text of a pair, or -1. ``num_drafts``: of "last", tokens at the end
         that the row samples behind as if the sequence had generated them."""
+    def add_following(self, starts: list[int], rows: list[int], adapters: list[int]) -> int:
+        """Append a token for each of several sequences, which an earlier step will have sampled (``follow``)
+        and behind which the next is sampled; returns the first one's logit row. ``starts``: its position;
+        ``rows``: of the block and the sampling table."""
     def set_target(self, logit_row: int, token_id: int) -> None:
         """Report the log-probability (and top-n) of ``token_id`` for this row (prompt logprobs)."""
     def add_copy(self, src_block: int, dst_block: int) -> None:

@@ -1,8 +1,9 @@
 """Measures the points of one engine in a process of its own, whose memory is then theirs:
 
-    python -m bench.growth.measure '{"shape": "160m", "dtype": "bf16", "rounds": 3, "points": []}'
+    python -m bench.growth.measure '{"shape": "160m", "dtype": "bf16", "points": []}'
 
-A line of JSON for every point.
+A line says that it is ready. Then each line in, ``[number of the point, round]``, is answered by
+one, ``[seconds, resident MB]``.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import statistics
 import sys
 import tempfile
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -112,10 +112,11 @@ async def measure(request: dict[str, Any]) -> None:
         async with Engine(config, observer=log) as engine:
             run = Measurement(engine, log, shape.vocab_size)
             await run.generate(run.prompt(64, 0), 4)
-            for point in points:
-                values = [await run.seconds(point, seed) for seed in range(request["rounds"])]
-                row = {"point": asdict(point), "seconds": values, "resident_mb": resident_mb()}
-                print(json.dumps(row), flush=True)
+            print("ready", flush=True)
+            for line in sys.stdin:
+                number, seed = json.loads(line)
+                seconds = await run.seconds(points[number], seed)
+                print(json.dumps([seconds, resident_mb()]), flush=True)
 
 
 if __name__ == "__main__":

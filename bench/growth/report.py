@@ -11,6 +11,7 @@ from html import escape
 from bench.growth.fit import BEND, Fit, fit
 from bench.growth.point import SIZES, Point, cost, shape_of
 
+_OTHER = 'fill="none" stroke="#57606a"'
 _WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 460, 260, 60, 12, 40
 
 
@@ -19,6 +20,8 @@ class Row:
     point: Point
     seconds: tuple[float, ...]
     resident_mb: float
+    peer_seconds: tuple[float, ...] = ()
+    """Of another engine, in turn with ours; empty where it has no such figure."""
 
     @property
     def median(self) -> float:
@@ -29,6 +32,12 @@ class Row:
         """Decoded, or of the prompt's own tokens."""
         point = self.point
         return ((point.prompt - point.shared) or point.batch) / self.median
+
+    @property
+    def ratio(self) -> float | None:
+        """How many times as fast as the other engine, the median of the pairs; None without it."""
+        pairs = zip(self.peer_seconds, self.seconds, strict=True)
+        return statistics.median(b / a for b, a in pairs) if self.peer_seconds else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +69,18 @@ def series_of(rows: Sequence[Row], shape: str, dtype: str) -> list[Series]:
 
 def table(series: Sequence[Series]) -> str:
     lines = [
-        "| series | size | ms | lowest to highest | tokens/s | of the fit | resident MB |",
-        "|---|---:|---:|---:|---:|---:|---:|",
+        "| series | size | ms | lowest to highest | tokens/s | of the fit | resident MB | peer |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for each in series:
         for row, fitted in zip(each.rows, each.fitted, strict=True):
             ratio = row.median / fitted if fitted else math.inf
             bend = " (bend)" if abs(ratio - 1) > BEND else ""
+            peer = "" if row.ratio is None else f"{row.ratio:.2f}x"
             lines.append(
                 f"| {each.name} | {row.point.size} | {1e3 * row.median:.2f} "
                 f"| {1e3 * min(row.seconds):.2f} to {1e3 * max(row.seconds):.2f} "
-                f"| {row.tokens_per_s:.1f} | {ratio:.2f}{bend} | {row.resident_mb:.0f} |"
+                f"| {row.tokens_per_s:.1f} | {ratio:.2f}{bend} | {row.resident_mb:.0f} | {peer} |"
             )
     lines += ["", *(f"- {each.name}: {each.fit.describe()}" for each in series)]
     return "\n".join(lines) + "\n"
@@ -84,8 +94,8 @@ def page(title: str, series: Sequence[Series]) -> str:
         "<style>body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem } figure { margin: 0 }\n"
         ".plots { display: flex; flex-wrap: wrap; gap: 1.5rem } svg { background: #f6f8fa }\n"
         "text { font: 12px system-ui, sans-serif; fill: #57606a }</style>\n"
-        f"<h1>{escape(title)}</h1>\n<p>Dots: medians; line: the fitted cost. Both axes are "
-        f'logarithmic.</p>\n<div class="plots">{plots}</div>\n'
+        f"<h1>{escape(title)}</h1>\n<p>Dots: medians; line: the fitted cost; circles: the other "
+        f'engine. Both axes are logarithmic.</p>\n<div class="plots">{plots}</div>\n'
         f"<pre>{escape(table(series))}</pre>\n</html>\n"
     )
 
@@ -107,7 +117,8 @@ class _Axis:
 def _plot(series: Series) -> str:
     times = [1e3 * second for row in series.rows for second in row.seconds]
     x = _Axis([row.point.size for row in series.rows], _LEFT, _WIDTH - 24)
-    y = _Axis([*times, *(1e3 * each for each in series.fitted)], _HEIGHT - _BOTTOM, _TOP)
+    others = [1e3 * second for row in series.rows for second in row.peer_seconds]
+    y = _Axis([*times, *others, *(1e3 * s for s in series.fitted)], _HEIGHT - _BOTTOM, _TOP)
     line = " ".join(
         f"{x(row.point.size):.1f},{y(1e3 * fitted):.1f}"
         for row, fitted in zip(series.rows, series.fitted, strict=True)
@@ -120,6 +131,9 @@ def _plot(series: Series) -> str:
             f'<circle cx="{at:.1f}" cy="{y(1e3 * row.median):.1f}" r="3.5" fill="#1f6feb"/>'
             f'<text x="{at:.1f}" y="{_HEIGHT - 20}" text-anchor="middle">{row.point.size}</text>'
         )
+        if row.peer_seconds:
+            other = y(1e3 * statistics.median(row.peer_seconds))
+            parts.append(f'<circle cx="{at:.1f}" cy="{other:.1f}" r="3.5" {_OTHER}/>')
     for value in {min(times), max(times)}:
         parts.append(f'<text x="4" y="{y(value) + 4:.1f}">{value:.3g} ms</text>')
     kind = "first token" if series.rows[0].point.prompt else "a step"

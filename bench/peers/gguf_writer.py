@@ -38,7 +38,7 @@ LAYER_NAMES = {
     "post_attention_layernorm": "ffn_norm",
 }
 UNUSED_MERGE = "! #"
-"""The format wants a list of merges; this one makes no token, and no prompt holds it."""
+"""The format wants a list of merges; this one makes the last token, and no prompt holds it."""
 NORMAL, CONTROL = 1, 3
 
 
@@ -134,6 +134,7 @@ def add_tensor(writer: Any, name: str, rows: npt.NDArray[np.uint16]) -> None:
 def add_tokenizer(writer: Any, checkpoint: Path, config: dict[str, Any]) -> None:
     model = json.loads((checkpoint / "tokenizer.json").read_text())["model"]
     tokens = sorted(model["vocab"], key=model["vocab"].__getitem__)
+    tokens[-1] = UNUSED_MERGE.replace(" ", "")
     special = (config["bos_token_id"], config["eos_token_id"])
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")

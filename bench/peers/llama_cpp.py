@@ -16,10 +16,11 @@ from typing import Any
 from bench.peers.driver import Load
 from bench.peers.install import Home
 from bench.peers.load import COMPLETIONS
-from bench.peers.peer import Peer
+from bench.peers.peer import GGUF_FILE, Peer
 from bench.peers.process import REPOSITORY, Command, SideError
 from bench.peers.side import WORK_S, HttpSide, Side
 from bench.peers.work import Figure, Work
+from lmi_core.bench.rooflines import GGUF_BYTES
 
 VERSION = "0.3.36"
 TARGETS = ("llama-bench", "llama-server", "llama-quantize")
@@ -37,7 +38,12 @@ LONG_TOKENS_PER_SLOT = 1280
 
 class LlamaCpp(Peer):
     name = "llama.cpp"
-    formats = {"bf16": "BF16", "int8": "Q8_0 --pure", "int4": "Q4_0 --pure"}
+    formats = {
+        "bf16": "BF16",
+        "int8": "Q8_0 --pure",
+        "int4": "Q4_0 --pure",
+        **{type_name: f"{type_name.upper()} --pure" for type_name in GGUF_BYTES},
+    }
     requirements = (f"llama-cpp-python=={VERSION}", "gguf", "numpy", "cmake<5", "ninja")
 
     @property
@@ -58,13 +64,13 @@ class LlamaCpp(Peer):
         home.run(cmake, "--build", "build", "-j", jobs, "--target", *TARGETS)
 
     def convert(self, checkpoint: Path, dtype: str, target: Path) -> None:
-        plain = target / ("model.gguf" if dtype == "bf16" else "bf16.gguf")
+        plain = target / (GGUF_FILE if dtype == "bf16" else "bf16.gguf")
         writer = (self.home.python, "-m", "bench.peers.gguf_writer", checkpoint, plain)
         self.home.run(*writer, environment={"PYTHONPATH": str(REPOSITORY)})
         if dtype != "bf16":
             quantize = self._programs / "llama-quantize"
             kind, pure = self.formats[dtype].split()
-            self.home.run(quantize, pure, plain, target / "model.gguf", kind)
+            self.home.run(quantize, pure, plain, target / GGUF_FILE, kind)
             plain.unlink()
 
     def engine_side(self, load: Load) -> Side:
@@ -130,4 +136,4 @@ def bench_figure(work: Work, tokens_per_s: float) -> Figure:
 
 
 def _file(load: Load) -> Path:
-    return load.model / "model.gguf"
+    return load.model / GGUF_FILE

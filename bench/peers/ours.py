@@ -13,8 +13,10 @@ from bench.peers.load import COMPLETIONS, LMI
 from bench.peers.process import Command
 from bench.peers.side import HttpSide, LineSide, Side
 from bench.peers.work import Timing
+from lmi_core.bench.rooflines import GGUF_BYTES
 
-DTYPES = ("bf16", "fp32", "int8", "int4")
+DTYPES = ("bf16", "fp32", "int8", "int4", *GGUF_BYTES)
+"""Of GGUF's types both sides take the same file, which the peer's converter wrote."""
 LOGS = Path("build/peers/logs")
 
 
@@ -37,6 +39,8 @@ def server_side(load: Load, *, asks_completions: bool = False) -> Side:
     def command(port: int) -> Command:
         quantize = quantize_of(load.dtype)
         weights = f"--option option.quantize={quantize}" if quantize else f"--dtype {load.dtype}"
+        if load.dtype in GGUF_BYTES:
+            weights = ""
         options = (
             f"--host 127.0.0.1 --port {port} --log-level warning {weights}"
             f" --max-batch-size {load.max_num_seqs} --threads {load.num_threads}"
@@ -54,10 +58,11 @@ def open_engine(load: Load) -> tuple[Generate, dict[str, Any]]:
     from lmi_core.engine.engine import Engine
     from lmi_core.engine.sampling_params import SamplingParams
     from lmi_core.settings.engine_config import EngineConfig
+    from lmi_core.weights.gguf.directory import model_directory
 
     engine = Engine(
         EngineConfig(
-            model=load.model,
+            model=model_directory(load.model),
             dtype="fp32" if load.dtype == "fp32" else "bf16",
             quantize=quantize_of(load.dtype),
             num_threads=load.num_threads,

@@ -13,6 +13,8 @@ from bench.peers.process import Command
 from bench.peers.side import LineSide, Side
 
 HOMES = Path("build/peers")
+GGUF_FILE = "model.gguf"
+"""In the directory of a model of a peer that reads GGUF."""
 
 
 class Peer(ABC):

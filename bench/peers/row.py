@@ -13,7 +13,7 @@ from typing import Any
 
 from bench.family_shapes import ALL_SHAPES, shape_of
 from bench.peers.work import WORKS, Figure
-from lmi_core.bench.rooflines import ELEMENT_BYTES, decode_roof_s, prefill_roof_s
+from lmi_core.bench.rooflines import ELEMENT_BYTES, GGUF_BYTES, decode_roof_s, prefill_roof_s
 from lmi_core.bench.roofs import Roofs
 
 NUM_PAIRS = 7
@@ -82,7 +82,7 @@ class Row:
 
     def shares(self, side: str) -> Quartiles | None:
         """The side's ("ours" or "theirs") share of the roof; None for a dtype without one."""
-        if self.dtype not in ELEMENT_BYTES:
+        if self.dtype not in ELEMENT_BYTES | GGUF_BYTES:
             return None
         return quartiles(
             getattr(pair, side).tokens_per_s / self.roof_tokens_per_s(pair.roofs)

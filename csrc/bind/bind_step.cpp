@@ -203,6 +203,19 @@ LogitRows parse_logit_rows(const std::string& name) {
   return LogitRows::kDrafts;
 }
 
+// A row each, of a token that isn't known yet; one call for what a step adds for every sequence.
+int32_t add_following(StepBuffer& step, const std::vector<int32_t>& starts,
+                      const std::vector<int32_t>& rows, const std::vector<int32_t>& adapters) {
+  LMI_CHECK(rows.size() == starts.size() && adapters.size() == starts.size(), starts.size(),
+            " starts, ", rows.size(), " rows, ", adapters.size(), " adapters");
+  const int32_t first = step.view().num_logit_rows;
+  const int32_t unknown = 0;
+  for (size_t i = 0; i < starts.size(); ++i) {
+    step.add(&unknown, 1, starts[i], rows[i], rows[i], LogitRows::kLast, adapters[i]);
+  }
+  return first;
+}
+
 // An array of the buffer by its name in step.h, cut to the present counts.
 py::array view_array(const py::object& self, const std::string& name) {
   const StepView& view = self.cast<const StepBuffer&>().view();
@@ -337,6 +350,7 @@ void bind_step(py::module_& m) {
           py::arg("token_ids"), py::arg("start"), py::arg("table_row"), py::arg("sampling_row"),
           py::arg("logits"), py::arg("adapter") = -1, py::arg("num_first") = -1,
           py::arg("num_drafts") = 0)
+      .def("add_following", &add_following, py::arg("starts"), py::arg("rows"), py::arg("adapters"))
       .def("set_target", &StepBuffer::set_target, py::arg("logit_row"), py::arg("token_id"))
       .def("add_copy", &StepBuffer::add_copy, py::arg("src_block"), py::arg("dst_block"))
       .def("follow", &StepBuffer::follow, py::arg("previous"), py::arg("logit_rows"))

@@ -105,11 +105,18 @@ def dtype_of(runner: RunnerInfo) -> str:
 ELEMENT_BYTES = {"bf16": 2.0, "fp32": 4.0, "int8": 1.0, "int4": 4.25 / 8}
 """Bytes of a layer's weight, for the dtypes that have a roof; int4 with the scale and zero point of
 128 weights."""
+GGUF_BYTES = {"q4_0": 18 / 32, "q4_k": 144 / 256, "q6_k": 210 / 256, "q8_0": 34 / 32}
+"""The same of GGUF files whose matrices are all of one type: a block's bytes over its weights."""
+
+
+def weight_bytes(dtype: str) -> float:
+    """Of a layer's weight; raises KeyError."""
+    return GGUF_BYTES[dtype] if dtype in GGUF_BYTES else ELEMENT_BYTES[dtype]
 
 
 def head_bytes(dtype: str) -> float:
     """Of a weight of the output head, which int4 leaves at int8."""
-    return 1.0 if dtype == "int4" else ELEMENT_BYTES[dtype]
+    return 1.0 if dtype == "int4" else weight_bytes(dtype)
 
 
 def kv_bytes(dtype: str) -> int:
@@ -118,7 +125,7 @@ def kv_bytes(dtype: str) -> int:
 
 
 def gflops_of(dtype: str, roofs: Roofs) -> float:
-    """Of the linears; int4 computes as int8 does."""
+    """Of the linears; int4 and GGUF's types compute as int8 does."""
     return {"bf16": roofs.bf16_gflops, "fp32": roofs.fp32_gflops}.get(dtype, roofs.int8_gops)
 
 
@@ -136,7 +143,7 @@ def decode_roof_s(shape: RoofShape, dtype: str, batch: int, context: float, roof
     kv_row = shape.num_layers * shape.kv_columns
     head = shape.vocab_size * shape.hidden_size
     num_bytes = (
-        ELEMENT_BYTES[dtype] * (shape.params_read(batch) - head)
+        weight_bytes(dtype) * (shape.params_read(batch) - head)
         + head_bytes(dtype) * head
         + kv_bytes(dtype) * batch * context * kv_row
     )

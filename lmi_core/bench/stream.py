@@ -73,6 +73,7 @@ APIS = {"lmi": LMI, "tgi": TGI, "openai": COMPLETIONS, "chat": CHAT}
 
 
 _MAX_MARKER_BYTES = 16
+_READ_BYTES = 16 << 10
 
 
 class RefusedError(LmiError):
@@ -149,9 +150,10 @@ def head(method: str, url: HttpUrl, path: str, num_bytes: int = 0) -> bytes:
     ).encode()
 
 
-class _TokenReader(asyncio.Protocol):
+class _TokenReader(asyncio.BufferedProtocol):
     """Sends a request and counts the frames of its answer as they come. Servers share the machine
-    with this, so it does no more than that."""
+    with this, so it does no more than that, and reads into memory of its own: asyncio would have
+    256 KiB laid out for every read, which costs more than all else here."""
 
     def __init__(self, api: Api, request: bytes, answer: Answer, abort_after: int | None) -> None:
         self.done: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
@@ -159,6 +161,7 @@ class _TokenReader(asyncio.Protocol):
         self._request = request
         self._answer = answer
         self._abort_after = abort_after
+        self._buffer = bytearray(_READ_BYTES)
         self._transport: asyncio.Transport | None = None
         self._head: bytes | None = b""
         """What has come of the head; None once it is complete."""
@@ -175,7 +178,13 @@ class _TokenReader(asyncio.Protocol):
         self._answer.sent_at = time.perf_counter()
         transport.write(self._request)
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> bytearray:
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._take(bytes(memoryview(self._buffer)[:nbytes]))
+
+    def _take(self, data: bytes) -> None:
         if self._head is not None:
             self._head, separator, data = (self._head + data).partition(b"\r\n\r\n")
             if not separator:

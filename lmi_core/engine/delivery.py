@@ -9,6 +9,7 @@ import numpy as np
 
 from lmi_core.engine.beam_search import BeamSearch
 from lmi_core.engine.commit import Commit, Output, PromptChunk
+from lmi_core.engine.notices import Notices
 from lmi_core.engine.outputs import FinishReason, PromptToken, TokenEvent, TokenLogprob
 from lmi_core.engine.ranked_tokens import Ranked
 from lmi_core.engine.scheduler import Scheduler
@@ -46,6 +47,7 @@ class Delivery:
         self._totals = totals
         self._observer = observer
         self._head = head
+        self._notices = Notices()
 
     def deliver(self, commit: Commit) -> None:
         """Put the events of one step."""
@@ -56,8 +58,9 @@ class Delivery:
         intervals_s: list[float] = []
         open_requests = self._requests
         for output in commit.outputs:
-            request = output[0].request
-            if request.request_id not in open_requests or output[0].is_delivered:
+            sequence = output[0]
+            request = sequence.request
+            if sequence.is_delivered or request.request_id not in open_requests:
                 continue
             touched[request] = None
             try:
@@ -75,8 +78,8 @@ class Delivery:
                 touched[request] = None
                 self._put_search(request, now_s)
         self._observer.on_token_intervals(intervals_s)
-        for request in touched:
-            request.stream.notify()
+        # A text's first token has no interval before it.
+        self._notices.give(touched, at_once=len(intervals_s) < len(commit.outputs))
 
     def abort(self, request: ActiveRequest) -> None:
         """End a request early: a last event for every open choice."""
@@ -131,11 +134,11 @@ class Delivery:
             message = "no token could be sampled: every one is banned, or logits aren't finite"
             self.fail(request, sequence.error or EngineError(message))
             return
-        if sequence.last_token_s:
-            intervals_s.append(now_s - sequence.last_token_s)
+        last_s, sequence.last_token_s = sequence.last_token_s, now_s
+        if last_s:
+            intervals_s.append(now_s - last_s)
         else:
             self._observe_first(sequence, now_s)
-        sequence.last_token_s = now_s
         self._totals.num_generated_tokens += 1
         event = self._token_event(output)
         num_top = request.request.params.logprobs
@@ -167,18 +170,20 @@ class Delivery:
                 sequence.stop_matcher,
                 is_end=token_id in sequence.end_ids,
             )
-        event = TokenEvent(
-            request_id=request.request_id,
-            choice=sequence.choice,
-            token_id=token_id,
-            text=text,
-            special=token_id in self._special_ids,
-            num_prompt_tokens=sequence.num_prompt,
-            num_cached_tokens=request.num_cached_tokens or 0,
-            num_generated_tokens=num_generated,
-            finish_reason=reason,
-            stop=stop,
-            seed=request.reported_seed,
+        event = (
+            TokenEvent(  # by position, as there is one for every token: names take twice as long
+                request.request_id,
+                sequence.choice,
+                token_id,
+                text,
+                token_id in self._special_ids,
+                sequence.num_prompt,
+                request.num_cached_tokens or 0,
+                num_generated,
+                reason,
+                stop,
+                request.reported_seed,
+            )
         )
         if num_generated == 1:
             event.queue_seconds = request.queue_seconds

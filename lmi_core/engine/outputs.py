@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from enum import StrEnum
 
 from lmi_core.weights.formats import FloatArray
@@ -40,7 +40,7 @@ class PromptToken:
     top: tuple[TokenLogprob, ...] = ()
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class TokenEvent:
     """One generated token of one choice, or the prompt (``prompt`` is set and ``token_id`` is -1).
 
@@ -53,26 +53,27 @@ class TokenEvent:
     choice: int
     token_id: int
     text: str
-    token: str = ""
-    """The token's own text, if log-probabilities were asked for."""
-    logprob: float | None = None
-    top: tuple[TokenLogprob, ...] = ()
     special: bool = False
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     """Prompt tokens whose KV came from the prefix cache."""
-    queue_seconds: float = 0.0
-    """How long the request waited to be run; on a choice's first token only."""
     num_generated_tokens: int = 0
     """Of this choice, this token included."""
     finish_reason: FinishReason | None = None
     """Set on the choice's last event."""
     stop: str | int | None = None
     """The stop string or stop token id that ended the choice."""
+    seed: int | None = None
+    """The seed in use, when the choice was sampled."""
+    _: KW_ONLY
+    token: str = ""
+    """The token's own text, if log-probabilities were asked for."""
+    logprob: float | None = None
+    top: tuple[TokenLogprob, ...] = ()
+    queue_seconds: float = 0.0
+    """How long the request waited to be run; on a choice's first token only."""
     prompt: tuple[PromptToken, ...] | None = None
     pooled: FloatArray | None = None
     """What the prompt was pooled to, fp32: an embedding, or one score (``token_id`` is -1)."""
     score: float | None = None
     """Of a beam, on its last token: what it was chosen by."""
-    seed: int | None = None
-    """The seed in use, when the choice was sampled."""

@@ -112,21 +112,22 @@ class PagedPolicy:
 
     def _decode(self, plan: Plan) -> int:
         """Give every sequence with one pending token its row; returns the logit rows left."""
-        block_size = self._memory.block_size
+        block_size, heavy = self._memory.block_size, self._heavy
         sequences = plan.sequences
         # A copy: preemption takes sequences off the end.
         for sequence in self._queues.running[:]:
-            if len(sequence.token_ids) - sequence.num_computed != 1 or sequence.row < 0:
+            num_computed = sequence.num_computed
+            if len(sequence.token_ids) - num_computed != 1 or sequence.row < 0:
                 continue
-            if sequence.num_computed == len(sequence.block_ids) * block_size and not self._grow(
+            if num_computed == len(sequence.block_ids) * block_size and not self._grow(
                 sequence, plan
             ):
                 continue
-            if sequence in self._heavy:
+            if heavy and sequence in heavy:
                 continue
             sequence.num_scheduled = 1
             sequences.append(sequence)
-        for sequence in sequences:
+        for sequence in [sequence for sequence in sequences if sequence.copy is not None]:
             plan.take_copy(sequence)
         plan.num_tokens = len(sequences)
         return self._info.max_logit_rows - len(sequences)
@@ -213,7 +214,8 @@ class PagedPolicy:
 
     def _has_rows(self, sequence: Sequence) -> bool:
         """Whether there are rows for its gang, beside those that others will want."""
-        wanted = sum(running.num_rows_wanted for running in self._queues.running)
+        searching = [s for s in self._queues.running if s.request.search is not None]
+        wanted = sum(running.num_rows_wanted for running in searching)
         wanted += sequence.num_rows_wanted + len(sequence.gang)
         return wanted <= self._memory.num_free_rows
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from lmi_core.engine.commit import Commit, Output, PromptChunk
 from lmi_core.engine.deadlines import Deadlines
+from lmi_core.engine.decoding import Decoded, decoding_on, lacking_room
 from lmi_core.engine.fair_shares import FairShares
 from lmi_core.engine.kv_memory import KvMemory
 from lmi_core.engine.policy import Plan, Policy, Queues, preempt
@@ -99,10 +100,8 @@ class Scheduler:
         plan.expired = self._deadlines.take_due(now_s)
         for request in plan.expired:
             self.finish_all(request.sequences)
-        plan.wants_states = any(
-            sequence.request.search is not None and sequence.request.wants_states
-            for sequence in plan.sequences
-        )
+        searching = [s for s in plan.sequences if s.request.search is not None]
+        plan.wants_states = any(sequence.request.wants_states for sequence in searching)
         self.num_preemptions += plan.num_preempted
         if self._speculation is not None:
             self._speculation.add_drafts(plan, plan.sequences, self.num_running)
@@ -120,22 +119,14 @@ class Scheduler:
             return None
         if any(s.num_pending != 1 or s.request.search is not None for s in known):
             return None
-        following = [sequence for sequence in plan.sequences if not sequence.drafts]
-        if not all(sequence.can_run_ahead for sequence in following):
-            return None
-        if self._speculation is not None:
+        following = decoding_on(plan.sequences)
+        if following and self._speculation is not None:
             following = self._speculation.without_waiting(following)
-        following = [
-            sequence
-            for sequence in following
-            if not sequence.is_ending and len(sequence.token_ids) + 1 < sequence.max_len
-        ]
         if not following:
             return None
-        for sequence in following + known:
-            end = len(sequence.token_ids) + bool(sequence.num_scheduled)
-            is_full = end > len(sequence.block_ids) * memory.block_size
-            if is_full and not memory.extend(sequence):
+        full = lacking_room(following, 1, self._block_size)
+        for sequence in full + lacking_room(known, 0, self._block_size):
+            if not memory.extend(sequence):
                 return None  # a block that was taken is there for the next plan
         ahead = Plan(following + known, num_following=len(following))
         ahead.num_tokens = len(ahead.sequences)
@@ -156,8 +147,6 @@ class Scheduler:
         masks = add_known(known, step, ahead.chain)
         if ahead.chain is not None:
             ahead.chain.lead_to(step)
-        for sequence in following:
-            sequence.num_ahead = 1
         rows = [sequence.logit_row for sequence in following]
         return rows + [-1] * (step.num_tokens - len(rows)), masks
 
@@ -177,8 +166,11 @@ class Scheduler:
         if self._speculation is not None:
             self._speculation.settle(plan, step)
         states = _states_by_sequence(plan, step, rows) if plan.wants_states else {}
+        decoded = Decoded(sampled, self.memory, self._shares, commit.outputs)
         for sequence in plan.sequences:
             try:
+                if decoded.take(sequence):
+                    continue
                 if sequence.request.search is not None:
                     self._commit_search(sequence, step, states.get(sequence), commit)
                 elif sequence.row_sum is None:
@@ -239,6 +231,7 @@ class Scheduler:
         if end == sequence.num_prompt:
             self._release_held(request)
         commit.outputs.append(self._append(sequence, sampled[logit_row], logit_row))
+        sequence.note_plain()
         if drafts:
             self._commit_drafts(sequence, drafts, sampled, commit)
 

@@ -50,6 +50,7 @@ class Sequence:
         "hashes",
         "is_delivered",
         "is_ending",
+        "is_plain",
         "key",
         "last_token_s",
         "logit_row",
@@ -143,6 +144,7 @@ class Sequence:
         self.is_delivered = False
         """Its last event was handed out."""
         self.last_token_s = 0.0
+        self.note_plain()
 
     @property
     def gang(self) -> list[Sequence]:
@@ -170,7 +172,8 @@ class Sequence:
         """The step in flight completed: what lies in the one behind is now in flight."""
         self.num_scheduled, self.num_ahead = self.num_ahead, 0
         self.logit_row = self.ahead_row
-        self.drafts = []
+        if self.drafts:
+            self.drafts = []
 
     def take(self, token_id: int) -> FinishReason | None:
         """Append what was sampled, -1: nothing could be; returns why the text ends with it."""
@@ -203,17 +206,11 @@ class Sequence:
         min_length = self.num_prompt + self.request.request.params.min_new_tokens
         return not self.has_eos or length < min_length or length >= self.max_len
 
-    @property
-    def can_run_ahead(self) -> bool:
-        """Whether the step after the one in flight, a decode of one token, needs nothing of it but
-        that token."""
-        return (
-            self.num_scheduled == 1
-            and self.num_computed + 1 == len(self.token_ids)
-            and self.matcher is None
-            and not self.needs_observe
-            and not self.is_scoring_prompt
-        )
+    def note_plain(self) -> None:
+        """See whether its next tokens hang on nothing but those before: on no grammar, penalties,
+        search or scores of its prompt, or not any more."""
+        is_free = self.matcher is None and not self.needs_observe
+        self.is_plain = is_free and not self.is_scoring_prompt
 
     @property
     def num_pending(self) -> int:

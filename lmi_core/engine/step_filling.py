@@ -31,12 +31,15 @@ def fill(plan: Plan, step: Step) -> list[MissingMask]:
     return masks
 
 
-def add_following(sequences: Iterable[Sequence], step: Step) -> None:
+def add_following(sequences: list[Sequence], step: Step) -> None:
     """Rows of sequences whose tokens the step in flight samples."""
-    for sequence in sequences:
-        start, row = len(sequence.token_ids), sequence.row
-        slot = sequence.request.adapter_slot
-        sequence.ahead_row = step.add([0], start, row, row, "last", slot)
+    first = step.add_following(
+        [len(sequence.token_ids) for sequence in sequences],
+        [sequence.row for sequence in sequences],
+        [sequence.request.adapter_slot for sequence in sequences],
+    )
+    for row, sequence in enumerate(sequences, first):
+        sequence.ahead_row, sequence.num_ahead = row, 1
 
 
 def add_known(

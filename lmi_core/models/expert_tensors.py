@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from lmi_core.models.spec import DecoderSpec, ExpertSpec
-from lmi_core.models.weight_names import ExpertLayout
+from lmi_core.models.weight_names import ExpertLayout, ExpertNames
 from lmi_core.weights.formats import FloatArray
 from lmi_core.weights.fp8_checkpoint import FP8_ENDINGS
 from lmi_core.weights.matrix import Matrix, dense, rows_of
@@ -104,17 +104,16 @@ def down_names(experts: ExpertSpec) -> list[str]:
     return [f"{names.down.format(expert=i)}.weight" for i in range(experts.num_experts)]
 
 
-def expert_mlps(experts: ExpertSpec) -> list[tuple[str, str, str]]:
-    """Names of gate, up and down of each expert that has tensors of its own, and of the shared one
-    if its share is scored."""
+def expert_mlps(experts: ExpertSpec) -> list[tuple[str, ...]]:
+    """Names of gate, up and down of each expert that has tensors of its own, or of gate and up in
+    turns and down, and of the shared one if its share is scored."""
     names = experts.names
-    mlps = [
-        (names.gate.format(expert=i), names.up.format(expert=i), names.down.format(expert=i))
-        for i in range(experts.num_experts)
-    ]
+    ups = (names.up,) if experts.layout == "each" else ()
+    own = (names.gate, *ups, names.down)
+    mlps = [tuple(name.format(expert=i) for name in own) for i in range(experts.num_experts)]
     if experts.gates_shared:
         mlps.append((names.shared_gate, names.shared_up, names.shared_down))
-    return [(f"{gate}.weight", f"{up}.weight", f"{down}.weight") for gate, up, down in mlps]
+    return [tuple(f"{name}.weight" for name in mlp) for mlp in mlps]
 
 
 def router_modules(spec: DecoderSpec) -> list[str]:
@@ -185,6 +184,13 @@ def _stacked_parts(
     return parts
 
 
+def published_apart(names: ExpertNames) -> ExpertNames | None:
+    """What linears of each expert are called where such common tensors were taken apart, gate and
+    up in turns; None: nobody does."""
+    apart = _PUBLISHED_APART.get(names.merged_gate_up)
+    return None if apart is None else replace(names, **apart)
+
+
 def with_layout(spec: DecoderSpec, tensors: Mapping[str, TensorInfo]) -> DecoderSpec:
     """``spec`` with the layout that a checkpoint's experts have."""
     experts = spec.experts
@@ -198,7 +204,7 @@ def with_layout(spec: DecoderSpec, tensors: Mapping[str, TensorInfo]) -> Decoder
     elif f"{merged}_blocks" in tensors:
         layout = "mxfp4"
     elif layout == "interleaved" and any(name.startswith(f"{merged}s.0.") for name in tensors):
-        layout, names = "each_in_turns", replace(names, **_PUBLISHED_APART[names.merged_gate_up])
+        layout, names = "each_in_turns", published_apart(names) or names
     return replace(spec, experts=replace(experts, layout=layout, names=names))
 
 

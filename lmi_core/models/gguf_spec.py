@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from lmi_core.models.spec import DecoderSpec, ExpertSpec
-from lmi_core.models.weight_names import ExpertNames, WeightNames
+from lmi_core.models.spec import AttentionSpec, DecoderSpec, ExpertSpec
+from lmi_core.models.weight_names import ExpertNames, LatentNames, WeightNames
 from lmi_core.weights.gguf.architectures import INTERLEAVED
 from lmi_core.weights.safetensors_file import TensorInfo
 
 _FIRST = "blk.0."
+_KV_B, _KV_B_PARTS = "attn_kv_b.weight", ("attn_k_b.weight", "attn_v_b.weight")
 _COMPUTED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 """Read with the settings."""
 
@@ -28,7 +29,7 @@ def gguf_spec(
     keys into the order of interleaved rotation.
     """
     attention = replace(
-        spec.attention,
+        _latent(spec.attention, tensors),
         qkv_bias=any(f"{_FIRST}{name}.bias" in tensors for name in ("attn_q", "attn_qkv")),
         output_bias=f"{_FIRST}attn_output.bias" in tensors,
         interleaved=spec.attention.interleaved or architecture in INTERLEAVED,
@@ -45,8 +46,25 @@ def gguf_spec(
     )
 
 
+def _latent(attention: AttentionSpec, tensors: Mapping[str, TensorInfo]) -> AttentionSpec:
+    """Keys and values are made of one tensor in files of before May 2025; some have both forms."""
+    if attention.latent is None:
+        return attention
+    is_whole = f"{_FIRST}{_KV_B}" in tensors
+    names = LatentNames(
+        q="attn_q",
+        q_a="attn_q_a",
+        q_a_norm="attn_q_a_norm.weight",
+        q_b="attn_q_b",
+        kv_a="attn_kv_a_mqa",
+        kv_a_norm="attn_kv_a_norm.weight",
+        kv_b=(_KV_B,) if is_whole else _KV_B_PARTS,
+    )
+    return replace(attention, latent=replace(attention.latent, names=names))
+
+
 def _experts(experts: ExpertSpec, tensors: Mapping[str, TensorInfo]) -> ExpertSpec:
-    """Of files of before 2024, a tensor for each; else all in one."""
+    """Of files of before 2024, a tensor for each; else all in one, maybe gate and up together."""
     in_file = tuple(f"blk.{i}.ffn_gate_inp.weight" in tensors for i in range(len(experts.sparse)))
     sparse = in_file if any(in_file) else experts.sparse
     prefix = f"blk.{sparse.index(True)}."
@@ -54,10 +72,11 @@ def _experts(experts: ExpertSpec, tensors: Mapping[str, TensorInfo]) -> ExpertSp
     form = "ffn_{}.{{expert}}" if is_one_each else "ffn_{}_exps.weight"
     gate, up, down = (form.format(part) for part in ("gate", "up", "down"))
     shared = "ffn_gate_inp_shexp" if experts.names.shared_router else ""
+    fused = "ffn_gate_up_exps.weight"
     return replace(
         experts,
         sparse=sparse,
-        layout="each" if is_one_each else "stacked",
+        layout="each" if is_one_each else "merged" if prefix + fused in tensors else "stacked",
         router_bias=f"{prefix}ffn_gate_inp.bias" in tensors,
         bias=f"{prefix}ffn_gate_exps.bias" in tensors,
         names=ExpertNames(
@@ -66,6 +85,8 @@ def _experts(experts: ExpertSpec, tensors: Mapping[str, TensorInfo]) -> ExpertSp
             gate=gate,
             up=up,
             down=down,
+            merged_gate_up=fused,
+            merged_down=down,
             shared_gate="ffn_gate_shexp",
             shared_up="ffn_up_shexp",
             shared_down="ffn_down_shexp",
@@ -106,6 +127,6 @@ def _names(names: WeightNames, tensors: Mapping[str, TensorInfo]) -> WeightNames
         gate_up="ffn_up" if names.gate_up or (names.gate and not has_gate) else "",
         down="ffn_down",
         mlp_post_norm="post_ffw_norm.weight" if names.mlp_post_norm else "",
-        ignored=_COMPUTED,
+        ignored=_COMPUTED + _KV_B_PARTS * (f"{_FIRST}{_KV_B}" in tensors),
         ignored_layers=names.ignored_layers,
     )

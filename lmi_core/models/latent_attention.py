@@ -29,41 +29,54 @@ def load_latent(
     heads this rank's; latents, which all heads share, are made by every rank."""
     latent, num_heads = spec.attention.latent, spec.attention.num_q_heads
     assert latent is not None
-    prefix += "self_attn."
+    names = latent.names
     own = slice(*slicing.q_heads(num_heads))
 
-    def own_heads(kv_b: FloatArray) -> list[list[FloatArray]]:
-        return [matrices[own] for matrices in head_matrices(kv_b, latent, num_heads)]
+    def own_heads(kv_b: list[FloatArray]) -> list[list[FloatArray]]:
+        keys, values = keys_and_values(kv_b, latent, num_heads)
+        return [[*matrices[own]] for matrices in head_matrices(keys, values, latent.rope_dim)]
 
-    to_latent, from_latent = reader.heads(f"{prefix}kv_b_proj.weight", own_heads)
+    to_latent, from_latent = reader.heads([prefix + name for name in names.kv_b], own_heads)
     has_q_a = latent.q_rank > 0
     return LatentAttention(
-        q_a=reader.linear([f"{prefix}q_a_proj"]) if has_q_a else None,
-        q_a_norm=reader.vector(f"{prefix}q_a_layernorm.weight") if has_q_a else None,
+        q_a=reader.linear([prefix + names.q_a]) if has_q_a else None,
+        q_a_norm=reader.vector(prefix + names.q_a_norm) if has_q_a else None,
         q=reader.linear(
-            [prefix + ("q_b_proj" if has_q_a else "q_proj")],
+            [prefix + (names.q_b if has_q_a else names.q)],
             rows=query_rows(latent, num_heads)[own].ravel(),
         ),
-        kv_a=reader.linear([f"{prefix}kv_a_proj_with_mqa"], rows=key_rows(latent)),
-        kv_a_norm=reader.vector(f"{prefix}kv_a_layernorm.weight"),
+        kv_a=reader.linear([prefix + names.kv_a], rows=key_rows(latent)),
+        kv_a_norm=reader.vector(prefix + names.kv_a_norm),
         to_latent=to_latent,
         from_latent=from_latent,
     )
 
 
-def head_matrices(
-    kv_b: FloatArray, latent: LatentSpec, num_heads: int
-) -> tuple[list[FloatArray], list[FloatArray]]:
+def keys_and_values(
+    kv_b: list[FloatArray], latent: LatentSpec, num_heads: int
+) -> tuple[FloatArray, FloatArray]:
+    """From the rows of the tensors of ``LatentNames.kv_b`` to what makes keys [heads, rank, nope]
+    of queries, and values [heads, value, rank]."""
+    if len(kv_b) == 1:
+        heads = kv_b[0].reshape(num_heads, -1, latent.kv_rank)
+        return heads[:, : latent.nope_dim].swapaxes(1, 2), heads[:, latent.nope_dim :]
+    keys, values = kv_b
+    return (
+        keys.reshape(num_heads, latent.kv_rank, latent.nope_dim),
+        values.reshape(num_heads, latent.value_dim, latent.kv_rank),
+    )
+
+
+def head_matrices(keys: FloatArray, values: FloatArray, rope: int) -> tuple[FloatArray, FloatArray]:
     """Each head's matrix from a query [nope, rope] to the latent space's [rope, rank], and from
     there to values: the rotary part is kept, and has none."""
-    nope, rope, rank = latent.nope_dim, latent.rope_dim, latent.kv_rank
-    heads = kv_b.reshape(num_heads, nope + latent.value_dim, rank)
+    num_heads, rank, nope = keys.shape
     to_latent = np.zeros((num_heads, rope + rank, nope + rope), np.float32)
     to_latent[:, :rope, nope:] = np.eye(rope)
-    to_latent[:, rope:, :nope] = heads[:, :nope].swapaxes(1, 2)
-    from_latent = np.zeros((num_heads, latent.value_dim, rope + rank), np.float32)
-    from_latent[:, :, rope:] = heads[:, nope:]
-    return list(to_latent), list(from_latent)
+    to_latent[:, rope:, :nope] = keys
+    from_latent = np.zeros((num_heads, values.shape[1], rope + rank), np.float32)
+    from_latent[:, :, rope:] = values
+    return to_latent, from_latent
 
 
 def rotate_half_dims(latent: LatentSpec) -> RowIds:

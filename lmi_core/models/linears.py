@@ -68,6 +68,19 @@ def layer_linears(spec: DecoderSpec, layer_id: int) -> dict[LayerLinear, LinearS
     }
 
 
+def latent_linears(spec: DecoderSpec) -> dict[str, tuple[int, int]]:
+    """Outputs and inputs of latent attention's modules in a layer, but for what makes keys and
+    values of a latent; nothing where attention is another."""
+    latent, hidden = spec.attention.latent, spec.hidden_size
+    if latent is None:
+        return {}
+    names, q_size = latent.names, spec.attention.num_q_heads * (latent.nope_dim + latent.rope_dim)
+    found = {names.kv_a: (latent.kv_rank + latent.rope_dim, hidden)}
+    if latent.q_rank:
+        return found | {names.q_a: (latent.q_rank, hidden), names.q_b: (q_size, latent.q_rank)}
+    return found | {names.q: (q_size, hidden)}
+
+
 def _mlp_linears(spec: DecoderSpec, layer_id: int) -> dict[LayerLinear, LinearSource]:
     names, inner = spec.names, spec.intermediate_size
     gate, up, down = names.gate, names.up, names.down

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from lmi_core.models.pooling_head import HeadLayer
-from lmi_core.models.weight_names import ExpertLayout, ExpertNames, WeightNames
+from lmi_core.models.weight_names import ExpertLayout, ExpertNames, LatentNames, WeightNames
 
 Activation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu2", "clamped_swiglu"]
 NormKind = Literal["rms", "layer"]
@@ -55,6 +55,7 @@ class LatentSpec:
     value_dim: int
     bias: bool = False
     """Of the linears to the latents."""
+    names: LatentNames = field(default_factory=LatentNames)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

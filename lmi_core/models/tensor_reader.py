@@ -18,7 +18,13 @@ from lmi_core.models.weights import Linear, MappedFile, Table, WeightBackend
 from lmi_core.ops.graph import JoinedWeight, LinearWeight, SlicedWeight
 from lmi_core.weights.block_matrix import BlockMatrix
 from lmi_core.weights.float_code_matrix import FloatCodeMatrix
-from lmi_core.weights.float_tensors import DTYPES, NotFiniteError, check_finite, to_float32
+from lmi_core.weights.float_tensors import (
+    DTYPES,
+    NotFiniteError,
+    check_finite,
+    elements,
+    to_float32,
+)
 from lmi_core.weights.formats import FloatArray, PackFormat
 from lmi_core.weights.fp8_checkpoint import FP8_DTYPES, scale_of
 from lmi_core.weights.fp8_matrix import Fp8Matrix, expand_scales
@@ -142,25 +148,23 @@ class TensorReader:
         return weight
 
     def heads(
-        self, name: str, split: Callable[[FloatArray], Sequence[Sequence[FloatArray]]]
+        self,
+        names: Sequence[str],
+        split: Callable[[list[FloatArray]], Sequence[Sequence[FloatArray]]],
     ) -> list[LinearWeight]:
-        """Several weights, each of a matrix for every head, made of a tensor; none is quantised."""
-        matrix = self.matrix(name)
-        if isinstance(matrix, np.ndarray):
-            floats = to_float32(matrix, self._tensors[name].dtype)
-        else:
-            floats = matrix.to_float32()
-        with self._naming_damage([name]):
+        """Several weights, each of a matrix for every head, made of tensors; none is quantised."""
+        with self._naming_damage(names):
             weights = [
                 self._backend.pack_experts(
                     [[head] for head in heads],
-                    names=[f"{name} {i}"],
+                    names=[f"{names[0]} {i}"],
                     format=self.packing.weight_format,
                     gated=False,
                 )
-                for i, heads in enumerate(split(floats))
+                for i, heads in enumerate(split(as_floats([self.matrix(n) for n in names])))
             ]
-        self._release(self._stored_as(name))
+        for name in names:
+            self._release(self._stored_as(name))
         return weights
 
     def has(self, name: str) -> bool:
@@ -294,7 +298,7 @@ class TensorReader:
         dtype = np.dtype(DTYPES[tensor.dtype])
         if raw.ctypes.data % dtype.itemsize != 0:
             raw = raw.copy()
-        return raw.view(dtype).reshape(tensor.shape)
+        return elements(tensor, raw.view(dtype))
 
     def _file(self, path: Path) -> MappedFile:
         if path not in self._files:

@@ -42,6 +42,22 @@ class ExpertNames:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LatentNames:
+    """Names of latent attention's weights in a layer, linears without ``.weight``."""
+
+    q: str = "self_attn.q_proj"
+    """Of the stream, where queries have no latent."""
+    q_a: str = "self_attn.q_a_proj"
+    q_a_norm: str = "self_attn.q_a_layernorm.weight"
+    q_b: str = "self_attn.q_b_proj"
+    kv_a: str = "self_attn.kv_a_proj_with_mqa"
+    kv_a_norm: str = "self_attn.kv_a_layernorm.weight"
+    kv_b: tuple[str, ...] = ("self_attn.kv_b_proj.weight",)
+    """Tensors: one [heads (nope + value), rank], or that of keys [heads, rank, nope] and that of
+    values [heads, value, rank]."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WeightNames:
     """Names of our weights; those of a layer follow ``layer`` with its index filled in. "": the
     model has no such weight.

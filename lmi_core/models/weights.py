@@ -287,21 +287,25 @@ def _layer_shapes(spec: DecoderSpec, layer_id: int) -> dict[str, tuple[int, ...]
 
 def latent_shapes(latent: LatentSpec, hidden: int, num_heads: int) -> dict[str, tuple[int, ...]]:
     """Of a layer's tensors of latent attention, but for the output's."""
+    names, rank = latent.names, latent.kv_rank
     q_size = num_heads * (latent.nope_dim + latent.rope_dim)
-    kv_size = num_heads * (latent.nope_dim + latent.value_dim)
-    biased = {"kv_a_proj_with_mqa": latent.kv_rank + latent.rope_dim}
-    shapes: dict[str, tuple[int, ...]] = {"q_proj.weight": (q_size, hidden)}
+    biased = {names.kv_a: rank + latent.rope_dim}
+    shapes: dict[str, tuple[int, ...]] = {f"{names.q}.weight": (q_size, hidden)}
     if latent.q_rank:
-        biased["q_a_proj"] = latent.q_rank
-        shapes = {"q_a_layernorm.weight": (latent.q_rank,)}
-        shapes["q_b_proj.weight"] = (q_size, latent.q_rank)
-    shapes["kv_a_layernorm.weight"] = (latent.kv_rank,)
-    shapes["kv_b_proj.weight"] = (kv_size, latent.kv_rank)
+        biased[names.q_a] = latent.q_rank
+        shapes = {names.q_a_norm: (latent.q_rank,)}
+        shapes[f"{names.q_b}.weight"] = (q_size, latent.q_rank)
+    shapes[names.kv_a_norm] = (rank,)
+    if len(names.kv_b) == 1:
+        shapes[names.kv_b[0]] = (num_heads * (latent.nope_dim + latent.value_dim), rank)
+    else:
+        shapes[names.kv_b[0]] = (num_heads, rank, latent.nope_dim)
+        shapes[names.kv_b[1]] = (num_heads, latent.value_dim, rank)
     for name, size in biased.items():
         shapes[f"{name}.weight"] = (size, hidden)
         if latent.bias:
             shapes[f"{name}.bias"] = (size,)
-    return {f"self_attn.{name}": shape for name, shape in shapes.items()}
+    return shapes
 
 
 def qk_norm_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:

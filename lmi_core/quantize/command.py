@@ -15,14 +15,17 @@ from lmi_core.calibration.layer_runs import LayerRuns
 from lmi_core.errors import UserError
 from lmi_core.local_model import open_local_model
 from lmi_core.models.expert_tensors import expert_mlps, expert_shapes, router_modules
-from lmi_core.models.linears import layer_linears
+from lmi_core.models.linears import latent_linears, layer_linears
 from lmi_core.models.loader import FoundModel, find_model
+from lmi_core.models.spec import DecoderSpec
 from lmi_core.progress import TerminalProgress
+from lmi_core.quantize.expert_slices import with_own_tensors
 from lmi_core.quantize.experts import objection
 from lmi_core.quantize.formats import FORMATS, NEEDING_TEXT, Format, format_of, has_groups
 from lmi_core.quantize.gguf.mixes import MIXES
 from lmi_core.quantize.quantizer import Quantizer
 from lmi_core.quantize.stored import Output, Shards, Stored
+from lmi_core.quantize.usual_matrices import with_usual_matrices
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.text.calibration_text import read_text, sequences_of
 from lmi_core.text.tokenizer import Tokenizer
@@ -80,7 +83,8 @@ def quantize(args: argparse.Namespace, flags: Sequence[str], default_model: Path
     config = open_local_model([args.model, *flags], default_model).config
     config = replace(config, quantize=None, lora=None)
     found = find_model(config)
-    _check_model(found)
+    _check_model(found, args.format)
+    found = with_usual_matrices(with_own_tensors(found, is_gguf=args.format in MIXES))
     group_size = 0 if args.format in MIXES else _group_size(args.format, args.group_size, found)
     partial = args.out.with_name(args.out.name + ".partial")
     try:
@@ -126,16 +130,14 @@ def _check_arguments(args: argparse.Namespace) -> None:
         )
 
 
-def _check_model(found: FoundModel) -> None:
+def _check_model(found: FoundModel, format: str) -> None:
     spec, checkpoint = found.spec, found.checkpoint
     reason = None
     if checkpoint.gguf_architecture is not None or checkpoint.quantization is not None:
         reason = "it is quantised already: give the checkpoint that it was made of"
-    elif (problem := objection(spec)) is not None:
+    elif (problem := objection(spec, format, is_gguf=format in MIXES)) is not None:
         reason = problem
-    elif spec.attention.latent is not None:
-        reason = "latent attention isn't quantised in this version"
-    elif spec.names.transposed:
+    elif spec.names.transposed and format not in MIXES:
         reason = f"{spec.architecture} has no linears as these formats know them"
     elif "text_config" in checkpoint.config.values:
         reason = "it has other parts than its language model, which would be lost"
@@ -178,6 +180,7 @@ def _linear_shapes(found: FoundModel) -> dict[str, tuple[int, int]]:
     for layer_id in range(spec.num_layers):
         for source in layer_linears(spec, layer_id).values():
             shapes |= {module: (size, source.num_inputs) for module, size in source.modules}
+    shapes |= latent_linears(spec)
     if spec.experts is not None:
         given = expert_shapes(spec.experts, spec.hidden_size)
         for name in (name for names in expert_mlps(spec.experts) for name in names):
@@ -233,8 +236,18 @@ def _write_safetensors(
     shards = Shards(directory)
     _add_all(found, format, runs, pieces, shards)
     shards.finish()
-    _write_config(found, format.settings(router_modules(found.spec)), directory)
+    _write_config(found, format.settings(_kept_modules(found.spec)), directory)
     return shards.num_bytes
+
+
+def _kept_modules(spec: DecoderSpec) -> list[str]:
+    """Names of the modules in layers that stay as they are."""
+    kept = router_modules(spec)
+    if spec.attention.latent is not None:
+        (kv_b,) = spec.attention.latent.names.kv_b
+        layers = (spec.names.layer.format(layer=i) for i in range(spec.num_layers))
+        kept += [prefix + kv_b.removesuffix(".weight") for prefix in layers]
+    return kept
 
 
 def _write_gguf(

@@ -10,8 +10,8 @@ from typing import Protocol
 import numpy as np
 
 from lmi_core.calibration.layer_runs import LayerRuns, Observer
-from lmi_core.models.expert_tensors import expert_mlps
-from lmi_core.models.linears import LayerLinear, LinearSource, layer_linears
+from lmi_core.models.expert_tensors import bias_beside, expert_mlps
+from lmi_core.models.linears import LayerLinear, LinearSource, latent_linears, layer_linears
 from lmi_core.models.smoothing import LayerFactors, Share, layer_factors
 from lmi_core.models.weights import bias_name
 from lmi_core.quantize.awq import Sample, best_factors
@@ -101,6 +101,7 @@ class Quantizer:
                 if (columns := factors.columns.get(linear)) is not None:
                     smoothed = smoothed * columns
                 self._make(name, smoothed, measured, made)
+        self._make_latent(layer_id, seen.get(LayerLinear.QKV), made)
         if is_sparse:
             self._make_experts(layer_id, seen.get(LayerLinear.GATE_UP), kept_rows, made)
         rounded = runs.run(layer_id, runs.load(layer_id, made.replaced), self._streams)
@@ -114,6 +115,17 @@ class Quantizer:
         made.tensors |= {module + suffix: each for suffix, each in stored.items()}
         made.replaced[name] = kept
 
+    def _make_latent(self, layer_id: int, read: Gathered | None, made: MadeLayer) -> None:
+        """Of latent attention. What reads the queries' latent isn't measured."""
+        spec, reader = self._runs.spec, self._runs.reader
+        prefix = spec.names.layer.format(layer=layer_id)
+        latent = spec.attention.latent
+        for name in latent_linears(spec):
+            (weights,) = as_floats([reader.matrix(f"{prefix}{name}.weight")])
+            reads_stream = latent is not None and name != latent.names.q_b
+            measured = read.measured() if read is not None and reads_stream else None
+            self._make(f"{prefix}{name}.weight", weights, measured, made)
+
     def _make_experts(
         self, layer_id: int, read: Gathered | None, rows: KeptRows, made: MadeLayer
     ) -> None:
@@ -124,19 +136,19 @@ class Quantizer:
         measured = None if read is None else read.measured()
         for modules in expert_mlps(spec.experts):
             names = [prefix + name for name in modules]
-            gate, up, down = as_floats([reader.matrix(name) for name in names])
+            *ups, down = as_floats([reader.matrix(name) for name in names])
             own = None
             if read is not None:
+                biases = [reader.vector(bias_beside(n)) for n in names[:-1] * spec.experts.bias]
                 own = _GATHERED[self._format.method]()
-                own.add(rows.behind(gate, up))
+                own.add(rows.behind(ups, biases, spec.experts.activation or spec.activation))
             if isinstance(own, Sample):
                 assert self._format.grid is not None
                 factors = best_factors(down, own, self._format.grid, lambda numbers: numbers)
-                up, down = up / factors[:, None], down * factors
+                ups[-1], down = ups[-1] / factors[:, None], down * factors
             behind = None if own is None else own.measured()
-            for name, weights, of_inputs in zip(
-                names, (gate, up, down), (measured, measured, behind), strict=True
-            ):
+            all_measured = [*[measured] * len(ups), behind]
+            for name, weights, of_inputs in zip(names, (*ups, down), all_measured, strict=True):
                 self._make(name, weights, of_inputs, made)
 
     def _observers(self) -> tuple[dict[LayerLinear, Gathered], Observer]:

@@ -28,7 +28,16 @@ DTYPES = {
 def read_array(tensor: TensorInfo) -> npt.NDArray[np.generic]:
     """A copy of a tensor's elements, read from its file."""
     raw = np.fromfile(tensor.path, np.uint8, tensor.num_bytes, offset=tensor.offset)
-    return raw.view(DTYPES[tensor.dtype]).reshape(tensor.shape)
+    return elements(tensor, raw.view(DTYPES[tensor.dtype]))
+
+
+def elements(tensor: TensorInfo, values: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
+    """A tensor's, in its shape, of the ``values`` that lie in its place; a view where they lie one
+    after the other."""
+    if tensor.turned is None:
+        return values.reshape(tensor.shape)
+    turned = values.reshape(tensor.turned.shape).T
+    return np.ascontiguousarray(turned[tensor.turned.first :: tensor.turned.step])
 
 
 def to_float32(values: npt.NDArray[np.generic], dtype: str) -> FloatArray:

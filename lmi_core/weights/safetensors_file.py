@@ -28,6 +28,16 @@ DTYPE_BITS = {
 
 
 @dataclass(frozen=True, slots=True)
+class Turned:
+    """How a matrix lies in a file that is the transposed of what is there, or rows of it."""
+
+    shape: tuple[int, ...]
+    """Of what is there."""
+    first: int = 0
+    step: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class TensorInfo:
     """Where a tensor lies: ``offset`` and ``num_bytes`` in bytes, from the start of the file."""
 
@@ -37,6 +47,8 @@ class TensorInfo:
     path: Path
     offset: int
     num_bytes: int
+    turned: Turned | None = None
+    """None: the elements lie one after the other."""
 
 
 def read_header(path: Path) -> dict[str, TensorInfo]:

@@ -84,7 +84,9 @@ def test_frames_with_tokens_are_counted_and_no_others(size: int) -> None:
     async def read() -> Answer:
         reader = _TokenReader(APIS["openai"], b"", Answer(0.0), None)
         for start in range(0, len(data), size):
-            reader.data_received(data[start : start + size])
+            piece = data[start : start + size]
+            reader.get_buffer(-1)[: len(piece)] = piece
+            reader.buffer_updated(len(piece))
         reader.connection_lost(None)
         return await reader.done
 

@@ -52,6 +52,34 @@ def test_a_prefill_chunk_and_a_decode_row_share_a_step(step):
     assert step.view("sample_positions").tolist() == [4]
 
 
+def test_rows_of_tokens_to_come_are_those_of_one_call_each(tables, step):
+    alone = make_step(tables)
+    for each in (step, alone):
+        each.add([10, 11], 0, 0, 1, "last")
+    rows = [
+        alone.add([0], start, row, row, "last", slot)
+        for start, row, slot in [(40, 0, 3), (6, 1, -1)]
+    ]
+    assert step.add_following([40, 6], [0, 1], [3, -1]) == rows[0]
+    assert rows == [1, 2]
+    for name in (
+        "token_ids",
+        "positions",
+        "slots",
+        "kv_lengths",
+        "table_rows",
+        "sampling_rows",
+        "sample_positions",
+        "adapter_slots",
+        "adapter_first_rows",
+    ):
+        assert step.view(name).tolist() == alone.view(name).tolist()
+    with pytest.raises(_native.NativeError, match="2 starts, 1 rows, 2 adapters"):
+        step.add_following([1, 2], [0], [-1, -1])
+    with pytest.raises(_native.NativeError, match="need more blocks than the 1 of table row 1"):
+        step.add_following([BLOCK], [1], [-1])
+
+
 def test_all_logits_target_the_next_token_and_sample_the_last(step):
     assert step.add([10, 11, 12], 0, 0, 3, "all") == 0
     assert step.view("logit_token_rows").tolist() == [0, 1, 2]

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from lmi_core.cli import main
 from lmi_core.models.loader import load_model
 from lmi_core.quantize.formats import FORMATS
 from lmi_core.weights.checkpoint import read_checkpoint
-from tests.checkpoints import cached_checkpoint
+from tests.checkpoints import cached_checkpoint, make_checkpoint
 from tests.models.forward import NativeForward, all_logits
+from tests.models.test_expert_layouts import merged_experts
 
 
 @pytest.fixture(scope="module")
@@ -97,19 +100,77 @@ def test_arguments_that_do_not_go(
 
 
 @pytest.mark.parametrize(
-    ("variant", "problem"),
+    ("variant", "name", "problem"),
     [
-        ("granite_moe", "its experts are in common tensors"),
-        ("gpt2", "has no linears as these formats know them"),
-        ("deepseek_v2", "quantised in this version"),
+        ("granite_moe", "gptq", "in common tensors, and no linears of each expert are known"),
+        ("dbrx", "compressed-tensors", "in common tensors, and no linears of each expert"),
+        ("gpt_oss", "awq", "can't be divided by AWQ's factors: write gptq"),
+        ("gpt2", "compressed-tensors", "has no linears as these formats know them"),
     ],
 )
 def test_models_that_are_not_written(
-    variant: str, problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    variant: str,
+    name: str,
+    problem: str,
+    text: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    arguments = [str(cached_checkpoint(variant)), str(tmp_path / "out")]
-    assert main(["quantize", *arguments, "--format", "compressed-tensors"]) == 2
+    arguments = [str(cached_checkpoint(variant)), str(tmp_path / "out"), "--text", str(text)]
+    assert main(["quantize", *arguments, "--format", name]) == 2
     assert problem in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["gptq", "awq", "compressed-tensors-w8a8"])
+@pytest.mark.parametrize("variant", ["deepseek_v2", "deepseek_v3"])
+def test_latent_attention_is_written_but_for_its_way_back(
+    name: str, variant: str, text: Path, tmp_path: Path
+) -> None:
+    """Layers' inputs are of groups of 32 here."""
+    shape = {"q_lora_rank": 32 if variant == "deepseek_v3" else None, "v_head_dim": 16}
+    path, out = tmp_path / "model", tmp_path / "out"
+    make_checkpoint(path, variant, dtype="bfloat16", moe_intermediate_size=32, **shape)
+    asked = ["--format", name, "--text", str(text), "--num-sequences", "2"]
+    assert main(["quantize", str(path), str(out), *asked]) == 0
+    names = read_checkpoint(out)
+    prefix = "model.layers.1.self_attn."
+    assert f"{prefix}kv_b_proj.weight" in names
+    assert names.keys() & {
+        f"{prefix}kv_a_proj_with_mqa.{end}" for end in ("qweight", "weight_scale")
+    }
+    exact, found = logits_of(path), logits_of(out)
+    assert 0 < np.sqrt(np.mean((found - exact) ** 2)) / exact.std() < (0.1 if "w8" in name else 0.5)
+
+
+def test_experts_of_common_tensors_get_their_own(text: Path, tmp_path: Path) -> None:
+    """With the codes that they would get where they have some."""
+    source, merged = cached_checkpoint("qwen3_moe"), tmp_path / "merged"
+    shutil.copytree(source, merged)
+    save_file(merged_experts(source), merged / "model.safetensors")
+    asked = ["--format", "compressed-tensors-w8a16", "--text", str(text), "--num-sequences", "2"]
+    outs = [tmp_path / "first", tmp_path / "second"]
+    for path, out in zip((source, merged), outs, strict=True):
+        assert main(["quantize", str(path), str(out), *asked]) == 0
+    wanted, found = (load_file(out / "model.safetensors") for out in outs)
+    assert found.keys() == wanted.keys()
+    assert all(np.array_equal(found[name], wanted[name]) for name in wanted)
+
+
+@pytest.mark.parametrize("name", ["gptq", "compressed-tensors-w8a16"])
+def test_gates_and_ups_in_turns_stay_so(name: str, text: Path, tmp_path: Path) -> None:
+    """gpt-oss', where its experts are taken apart."""
+    path, out = cached_checkpoint("gpt_oss", dtype="bfloat16"), tmp_path / "out"
+    asked = ["--format", name, "--text", str(text), "--num-sequences", "2"]
+    assert main(["quantize", str(path), str(out), *asked]) == 0
+    names = read_checkpoint(out)
+    mlp = "model.layers.1.mlp."
+    suffix = "qweight" if name == "gptq" else "weight_packed"
+    for module in ("gate_up_projs.3", "down_projs.5"):
+        assert {f"{mlp}experts.{module}.{suffix}", f"{mlp}experts.{module}.bias"} <= names.keys()
+    assert f"{mlp}router.linear.weight" in names
+    exact, found = logits_of(path), logits_of(out)
+    # Where rounding makes a row take other experts, it has other logits.
+    assert 0 < np.median(np.abs(found - exact)) / exact.std() < (0.3 if name == "gptq" else 0.05)
 
 
 def test_scored_shared_experts_are_written_and_routers_are_left(text: Path, tmp_path: Path) -> None:

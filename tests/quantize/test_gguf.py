@@ -22,6 +22,7 @@ from lmi_core.weights.gguf.file import GgufFile, read_gguf
 from tests.block_reference import dequantize
 from tests.checkpoints import cached_checkpoint, make_checkpoint
 from tests.models.forward import NativeForward, all_logits
+from tests.models.test_gguf_latent import YARN
 from tests.text.test_gguf_tokenizer import sentencepiece, trained
 
 SEQUENCES = [list(range(5, 60)), [7, 300, 12, 9, 14] * 6, [3]]
@@ -70,12 +71,15 @@ def logits_of(model: LoadedModel) -> np.ndarray:
     "variant",
     [
         *("llama3", "llama_tied", "llama_bias", "qwen2", "qwen3", "gemma2", "phi3", "granite"),
-        *("falcon_40b", "internlm2", "chatglm2", "cohere", "bloom", "nemotron", "stablelm"),
-        *("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "glm4_moe"),
+        *("gpt2", "falcon_40b", "internlm2", "chatglm2", "cohere", "bloom", "nemotron", "stablelm"),
+        *("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "glm4_moe", "granite_moe", "dbrx"),
+        *("gpt_oss", "deepseek_v2", "deepseek_v2_groups", "deepseek_v3"),
     ],
 )
 def test_what_is_not_rounded_gives_the_checkpoints_logits(variant: str, tmp_path: Path) -> None:
     source, out = cached_checkpoint(variant, dtype="bfloat16"), tmp_path / "model.gguf"
+    if variant == "deepseek_v3":
+        source = make_checkpoint(tmp_path, variant, dtype="bfloat16", rope_parameters=YARN)
     assert main(["quantize", str(source), str(out), "--format", "gguf-bf16"]) == 0
     exact = logits_of(load_model(source, "fp32"))
     found = logits_of(load_model(model_directory(out), "fp32"))
@@ -121,8 +125,18 @@ def test_what_is_written_is_read_back(name: str, wide: Path, tmp_path: Path) -> 
     assert 0 < np.sqrt(np.mean((found - exact) ** 2)) / exact.std() < most
 
 
-def test_experts_are_quantised_by_what_they_read(tmp_path: Path) -> None:
-    source = cached_checkpoint("mixtral", dtype="bfloat16")
+@pytest.mark.parametrize(
+    ("variant", "shape", "kinds"),
+    [
+        ("mixtral", (4, 64, 96), ("Q5_0", "Q8_0")),
+        ("gpt_oss", (6, 64, 96), ("Q5_0", "Q8_0")),
+        ("deepseek_v2", (8, 64, 48), ("Q5_0", "F16")),
+    ],
+)
+def test_experts_are_quantised_by_what_they_read(
+    variant: str, shape: tuple[int, ...], kinds: tuple[str, str], tmp_path: Path
+) -> None:
+    source = cached_checkpoint(variant, dtype="bfloat16")
     text, found = tmp_path / "text.txt", []
     text.write_text("The quick brown fox jumps over the lazy dog 12345. " * 60)
     exact = logits_of(load_model(source, "fp32"))
@@ -131,8 +145,8 @@ def test_experts_are_quantised_by_what_they_read(tmp_path: Path) -> None:
         asked = ["--format", "gguf-q4_k_m", "--num-sequences", "2", *given]
         assert main(["quantize", str(source), str(out), *asked]) == 0
         tensors = read_gguf(out).tensors
-        assert tensors["blk.1.ffn_gate_exps.weight"].dtype == "Q5_0"
-        assert tensors["blk.2.ffn_down_exps.weight"].shape == (4, 64, 96)
+        gate, down = (tensors[f"blk.2.ffn_{part}_exps.weight"] for part in ("gate", "down"))
+        assert (gate.dtype, down.dtype, down.shape) == (*kinds, shape)
         assert tensors["blk.2.ffn_gate_inp.weight"].dtype == "F32"
         model = load_model(model_directory(out), "fp32", backend=NativeWeights(activations="bf16"))
         # Where rounding makes a row take other experts, it has other logits.
@@ -184,7 +198,7 @@ def test_a_tokenizer_without_a_name_is_refused(tmp_path: Path) -> None:
     ("variant", "problem"),
     [
         ("olmo3", "Olmo3ForCausalLM has no name in GGUF"),
-        ("granite_moe", "its experts are in common tensors"),
+        ("deepseek_v3", "its rotary positions would be read otherwise"),
         ("gemma3", "its attention, rotary positions would be read otherwise"),
     ],
 )

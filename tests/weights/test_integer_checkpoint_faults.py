@@ -251,6 +251,34 @@ def test_schemes_of_several_layers(tmp_path: Path) -> None:
         np.testing.assert_array_equal(weight.unpack(), exact)
 
 
+def test_a_scheme_may_be_in_fp8_beside_integers(tmp_path: Path) -> None:
+    settings = compressed("mixed-precision", 4)
+    four = compressed("pack-quantized", 4, group_size=32)["config_groups"]["group_0"]
+    weights = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True}
+    settings["config_groups"] = {
+        "group_0": {**four, "format": "pack-quantized"},
+        "group_1": {
+            "weights": weights, "format": "float-quantized", "targets": ["re:.*down_proj$"]
+        },
+    }  # fmt: skip
+    path, _ = make_integer_checkpoint(tmp_path / "model", FORMS["packed-symmetric"])
+    tensors, exact = _load(path), {}
+    for layer_id in range(3):
+        name = f"model.layers.{layer_id}.mlp.down_proj"
+        shape = [*tensors[f"{name}.weight_shape"].tolist()]
+        codes = torch.randn(shape).to(torch.float8_e4m3fn)
+        scales = torch.rand(shape[0], 1) * 0.1
+        tensors = {n: t for n, t in tensors.items() if not n.startswith(f"{name}.")}
+        tensors |= {f"{name}.weight": codes, f"{name}.weight_scale": scales}
+        exact[layer_id] = (codes.float() * scales).numpy()
+    safetensors_torch.save_file(tensors, path / "model.safetensors")
+    set_config(path, quantization_config=settings)
+    for layer_id, layer in enumerate(load_model(path, "fp32").weights.layers):
+        assert isinstance(layer.down.weight, _native.LinearWeight)
+        np.testing.assert_array_equal(layer.down.weight.unpack(), exact[layer_id])
+        assert layer.attention_output.weight.format == "int4"
+
+
 def _load(path: Path) -> dict[str, Any]:
     return dict(safetensors_torch.load_file(path / "model.safetensors"))
 

@@ -25,7 +25,7 @@ def read_spec(config: HfConfig) -> DecoderSpec:
         scale=config.number("routed_scaling_factor", 1.0),
         num_groups=config.integer("n_group", 1) if is_grouped else 1,
         top_groups=config.integer("topk_group", 1) if is_grouped else 1,
-        shared_size=inner * config.integer("n_shared_experts", 2),
+        shared_size=inner * config.integer("n_shared_experts", 2, minimum=0),
     )
     return deepseek(config, "deepseek_v2", experts, max_positions=2048)
 

@@ -28,7 +28,7 @@ def sigmoid_experts(
         top_groups=config.integer("topk_group", groups[1]),
         group_best=min(2, config.integer("num_experts", defaults["num_experts"]) // num_groups),
         choice_bias=True,
-        shared_size=inner * config.integer("n_shared_experts", 1),
+        shared_size=inner * config.integer("n_shared_experts", 1, minimum=0),
     )
 
 

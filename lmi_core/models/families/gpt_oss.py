@@ -47,7 +47,7 @@ def read_spec(config: HfConfig) -> DecoderSpec:
         bias=True,
         activation="clamped_swiglu",
         layout="interleaved",
-        names=ExpertNames(router="mlp.router"),
+        names=ExpertNames(router="mlp.router", gate="", up="", down=""),
     )
     return decoder_spec(
         config,

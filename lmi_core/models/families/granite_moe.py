@@ -13,6 +13,9 @@ from lmi_core.weights.hf_config import HfConfig
 
 NAMES = ExpertNames(
     router="block_sparse_moe.router.layer",
+    gate="",
+    up="",
+    down="",
     merged_gate_up="block_sparse_moe.input_linear.weight",
     merged_down="block_sparse_moe.output_linear.weight",
 )

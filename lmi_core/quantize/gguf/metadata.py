@@ -5,6 +5,7 @@ Format: keys as llama.cpp's converters write them; ``lmi_core/weights/gguf/confi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,10 +15,11 @@ from lmi_core.models.loader import FoundModel
 from lmi_core.models.rope import inverse_frequencies
 from lmi_core.models.spec import DecoderSpec, RopeSpec
 from lmi_core.weights.formats import FloatArray
-from lmi_core.weights.gguf.architectures import ARCHITECTURES, MIXTURES, SIGMOID
+from lmi_core.weights.gguf.architectures import ARCHITECTURES, MIXTURES, SIGMOID, SOFTMAX
 from lmi_core.weights.hf_config import HfConfig
 
-_ALSO_LLAMA = ("MistralForCausalLM",)
+_SAME = {"MistralForCausalLM": "LlamaForCausalLM", "DeepseekV3ForCausalLM": "DeepseekV2ForCausalLM"}
+"""What has another's name in GGUF."""
 _QUANTIZATION_VERSION = 2
 _EPS = ("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps", "norm_epsilon", "norm_eps")
 
@@ -25,8 +27,7 @@ _EPS = ("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps", "norm_epsilon", 
 def architecture_of(found: FoundModel) -> str | None:
     """What GGUF calls the model's architecture; None: it has no name for it."""
     known = ARCHITECTURES if found.spec.experts is None else MIXTURES
-    name = found.config.architecture
-    name = "LlamaForCausalLM" if name in _ALSO_LLAMA else name
+    name = _SAME.get(found.config.architecture, found.config.architecture)
     return next((ours for ours, kind in known.items() if kind.name == name), None)
 
 
@@ -171,7 +172,7 @@ def _minicpm(spec: DecoderSpec, config: HfConfig) -> dict[str, Any]:
     }
 
 
-def _sigmoid_experts(spec: DecoderSpec, config: HfConfig) -> dict[str, Any]:
+def _experts_beside_shared(spec: DecoderSpec, config: HfConfig) -> dict[str, Any]:
     experts = spec.experts
     assert experts is not None
     return {
@@ -179,10 +180,30 @@ def _sigmoid_experts(spec: DecoderSpec, config: HfConfig) -> dict[str, Any]:
         "leading_dense_block_count": experts.sparse.index(True),
         "expert_weights_scale": float(experts.scale),
         "expert_weights_norm": experts.normalizes,
-        "expert_gating_func": SIGMOID,
+        "expert_gating_func": SIGMOID if experts.scoring == "sigmoid" else SOFTMAX,
         "expert_group_count": experts.num_groups,
         "expert_group_used_count": experts.top_groups,
     }
+
+
+def _deepseek(spec: DecoderSpec, config: HfConfig) -> dict[str, Any]:
+    """Heads are as long as the latent space's vectors, keys' and values' lengths are besides."""
+    latent, rope = spec.attention.latent, spec.ropes[0]
+    assert latent is not None
+    head_dim = latent.nope_dim + latent.rope_dim
+    values = _experts_beside_shared(spec, config) | {
+        "attention.kv_lora_rank": latent.kv_rank,
+        "attention.key_length": latent.kv_rank + latent.rope_dim,
+        "attention.value_length": latent.kv_rank,
+        "attention.key_length_mla": head_dim,
+        "attention.value_length_mla": latent.value_dim,
+    }
+    if latent.q_rank:
+        values["attention.q_lora_rank"] = latent.q_rank
+    if rope.kind == "yarn" and rope.factor > 1:
+        growth = (spec.attention.scale * head_dim**0.5) ** 0.5 - 1
+        values["rope.scaling.yarn_log_multiplier"] = growth / math.log(rope.factor)
+    return values
 
 
 _MORE: dict[str, Callable[[DecoderSpec, HfConfig], dict[str, Any]]] = {
@@ -190,7 +211,8 @@ _MORE: dict[str, Callable[[DecoderSpec, HfConfig], dict[str, Any]]] = {
     "gemma3": _gemma,
     "granite": _granite,
     "granitemoe": _granite,
-    "glm4moe": _sigmoid_experts,
+    "glm4moe": _experts_beside_shared,
+    "deepseek2": _deepseek,
     "minicpm": _minicpm,
     "command-r": lambda spec, config: {"logit_scale": float(spec.logit_scale)},
     "cohere2": lambda spec, config: {"logit_scale": float(spec.logit_scale)},

@@ -109,7 +109,12 @@ class GgufOutput:
 
     def _write(self, target: Target) -> None:
         kind = self._kind(target)
-        parts = [_in_kind(self._waiting[source], kind, target.added) for source in target.sources]
+        stored = [self._waiting[source] for source in target.sources]
+        if target.made is not None:
+            made = target.made(to_float32(stored[0].values, stored[0].dtype))
+            rows = np.ascontiguousarray(made.reshape(-1, made.shape[-1]))
+            stored = [Stored("F32", rows)]
+        parts = [_in_kind(each, kind, target.added) for each in stored]
         self._writer.write(target.name, target.assemble(parts))
         self._num_wanted.subtract(target.sources)
         for source in target.sources:
@@ -119,7 +124,7 @@ class GgufOutput:
     def _kind(self, target: Target) -> str:
         if not target.is_matrix:
             return "F32"
-        num_inputs = self._found.tensors[target.sources[0]].shape[-1]
+        num_inputs = self._shape(target)[-1]
         if target.layer_id >= 0:
             layers = self._found.spec.num_layers
             return self._mix.kind_of(target.part, num_inputs, target.layer_id, layers)
@@ -127,6 +132,8 @@ class GgufOutput:
         return fitting(self._mix.head if is_head else self._mix.kind, num_inputs)
 
     def _shape(self, target: Target) -> tuple[int, ...]:
+        if target.shape:
+            return target.shape
         first, *rest = (self._found.tensors[source].shape for source in target.sources)
         if target.num_stacked:
             return target.num_stacked, *first

@@ -5,16 +5,18 @@ Format: llama.cpp's converters; ``lmi_core/models/gguf_spec.py`` reads them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from lmi_core.models.expert_tensors import down_names, gate_up_names
+from lmi_core.models.latent_attention import keys_and_values
 from lmi_core.models.linears import LayerLinear, LinearSource, RowIds, layer_linears
-from lmi_core.models.spec import DecoderSpec, ExpertSpec
+from lmi_core.models.spec import DecoderSpec, ExpertSpec, LatentSpec
 from lmi_core.models.weight_names import WeightNames
+from lmi_core.weights.formats import FloatArray
 from lmi_core.weights.gguf.architectures import INTERLEAVED
 
 _SPLIT = ("baichuan", "internlm2")
@@ -36,6 +38,10 @@ class Target:
     """To its numbers."""
     num_stacked: int = 0
     """Matrices that are one tensor of three dimensions; 0: it has two, or one."""
+    shape: tuple[int, ...] = ()
+    """(): the sources say it."""
+    made: Callable[[FloatArray], FloatArray] | None = None
+    """Of a source's numbers those of ``shape``; None: they are as they are."""
 
     def assemble(self, parts: Sequence[npt.NDArray[np.generic]]) -> npt.NDArray[np.generic]:
         """``parts``: the sources' rows, as numbers or as blocks."""
@@ -94,7 +100,10 @@ def _layer(spec: DecoderSpec, architecture: str, layer_id: int) -> Iterator[Targ
     linears = layer_linears(spec, layer_id)
     for name, source in _norms(spec.names, architecture).items():
         yield Target(name, (source,), is_matrix=False)
-    yield from _qkv(spec, architecture, linears[LayerLinear.QKV])
+    if spec.attention.latent is not None:
+        yield from _latent(spec.attention.latent, spec.attention.num_q_heads)
+    else:
+        yield from _qkv(spec, architecture, linears[LayerLinear.QKV])
     (output, _), *_ = linears[LayerLinear.ATTENTION_OUTPUT].modules
     yield Target("attn_output.weight", (f"{output}.weight",))
     experts, end = spec.experts, ""
@@ -114,7 +123,7 @@ def _norms(names: WeightNames, architecture: str) -> dict[str, str]:
     first, second = "attn_norm.weight", "ffn_norm.weight"
     if architecture == "falcon" and names.mlp_norm:
         first, second = "attn_norm_2.weight", first
-    if architecture == "glm4moe":
+    if architecture in ("glm4moe", "gpt-oss"):
         second = "post_attention_norm.weight"
     found = (
         (first, names.attention_norm),
@@ -144,6 +153,32 @@ def _qkv(spec: DecoderSpec, architecture: str, source: LinearSource) -> Iterator
             rows = np.arange(first, first + size)
         yield Target(f"attn_{'qkv'[i]}.weight", own, rows=rows)
         first += size
+
+
+def _latent(latent: LatentSpec, num_heads: int) -> Iterator[Target]:
+    """Keys are made of queries by matrices of their own, as are values."""
+    names = latent.names
+    yield Target("attn_kv_a_mqa.weight", (f"{names.kv_a}.weight",))
+    yield Target("attn_kv_a_norm.weight", (names.kv_a_norm,), is_matrix=False)
+    if latent.q_rank:
+        yield Target("attn_q_a.weight", (f"{names.q_a}.weight",))
+        yield Target("attn_q_a_norm.weight", (names.q_a_norm,), is_matrix=False)
+        yield Target("attn_q_b.weight", (f"{names.q_b}.weight",))
+    else:
+        yield Target("attn_q.weight", (f"{names.q}.weight",))
+    rank = latent.kv_rank
+    for i, (name, shape) in enumerate(
+        (
+            ("attn_k_b.weight", (num_heads, rank, latent.nope_dim)),
+            ("attn_v_b.weight", (num_heads, latent.value_dim, rank)),
+        )
+    ):
+        yield Target(
+            name,
+            names.kv_b,
+            shape=shape,
+            made=lambda kv_b, i=i: keys_and_values([kv_b], latent, num_heads)[i],  # type: ignore[misc]
+        )
 
 
 def _file_order(spec: DecoderSpec, architecture: str, source: LinearSource) -> RowIds | None:

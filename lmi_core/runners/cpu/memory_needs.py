@@ -30,7 +30,6 @@ from lmi_core.weights.quantized.settings import QuantizationSettings
 from lmi_core.weights.repack_cache import MIN_CHECKPOINT_BYTES, cache_directory
 
 _BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1.0, "fp8": 1.0, "int4": 4.25 / 8}
-_BYTES["exl2"] = 2.0
 _BYTES |= {"bitsandbytes": 1.0, "eetq": 1.0, "smoothquant": 1.0}
 _BYTES |= dict.fromkeys(["bitsandbytes-nf4", "bitsandbytes-fp4"], 4.5 / 8)
 """Of a weight; int4 with the scale and zero point of 128, nf4 and fp4 with the scale of 64."""
@@ -85,7 +84,7 @@ def _weight_bytes(found: FoundModel) -> int:
     config = found.asked
     settings = found.checkpoint.quantization
     if settings is not None and not _is_made_anew(settings, config):
-        return found.checkpoint.stored_bytes + _copied_bytes(found)
+        return found.checkpoint.stored_bytes + _copied_bytes(found) + _latent_bytes(found)
     spec, names, dtype = found.spec, found.spec.names, found.dtype
     shapes = dict(found.shapes)
     embedding = math.prod(shapes.pop(names.embedding))
@@ -101,7 +100,8 @@ def _weight_bytes(found: FoundModel) -> int:
     if settings is not None and widened_format(settings) is None and has_few_bits(settings):
         matrix_bytes = _FEW_BITS_BYTES
     matrix_bytes *= matrices
-    return int(matrix_bytes + head * head_bytes + 4 * vectors) + _copied_bytes(found)
+    num_bytes = int(matrix_bytes + head * head_bytes + 4 * vectors)
+    return num_bytes + _copied_bytes(found) + _latent_bytes(found)
 
 
 def _copied_bytes(found: FoundModel) -> int:
@@ -109,6 +109,16 @@ def _copied_bytes(found: FoundModel) -> int:
     embedding = found.tensors[found.spec.names.embedding]
     is_kept = embedding.dtype != "F16" or found.checkpoint.gguf_architecture is not None
     return 0 if is_kept else 4 * math.prod(found.shapes[found.spec.names.embedding])
+
+
+def _latent_bytes(found: FoundModel) -> int:
+    """Of the ways to and from the latent space, which are widened and filled up with zeros."""
+    attention = found.spec.attention
+    if (latent := attention.latent) is None:
+        return 0
+    columns = latent.nope_dim + latent.rope_dim + latent.value_dim
+    num_weights = attention.num_q_heads * (latent.rope_dim + latent.kv_rank) * columns
+    return int(found.spec.num_layers * num_weights * _BYTES[found.dtype])
 
 
 def _is_made_anew(settings: QuantizationSettings, config: EngineConfig) -> bool:

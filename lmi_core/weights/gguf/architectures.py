@@ -5,7 +5,7 @@ Format: keys as ggml's document on GGUF and llama.cpp's converter name them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ class Architecture:
     """Those that aren't common to all."""
 
 
-SIGMOID = 2
+SOFTMAX, SIGMOID = 1, 2
 """Of the ways to score experts."""
 _SOFT_CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 
@@ -140,29 +140,101 @@ def _shared_expert(metadata: Metadata) -> dict[str, Any]:
     return {} if size is None else {"shared_expert_intermediate_size": size}
 
 
-def _sigmoid_experts(metadata: Metadata) -> dict[str, Any]:
-    """GLM-4.5's, whose last layers, if there are some, predict further tokens."""
+def _experts_beside_shared(metadata: Metadata) -> dict[str, Any]:
+    """GLM-4.5's and DeepSeek's, whose last layers, if there are some, predict further tokens."""
     further = metadata.number("nextn_predict_layers") or 0
-    scoring = metadata.number("expert_gating_func")
-    if scoring not in (None, SIGMOID):
-        raise fault(metadata.file.path, f"has expert_gating_func {scoring}, not {SIGMOID}")
     keys = {
-        "n_shared_experts": "expert_shared_count",
-        "first_k_dense_replace": "leading_dense_block_count",
         "routed_scaling_factor": "expert_weights_scale",
         "n_group": "expert_group_count",
         "topk_group": "expert_group_used_count",
     }
     found = metadata.numbers(keys)
     return {
+        "n_shared_experts": metadata.number("expert_shared_count") or 0,
         "n_routed_experts": metadata.number("expert_count"),
         "num_hidden_layers": metadata.number("block_count") - further,
         "num_nextn_predict_layers": further,
+        "first_k_dense_replace": metadata.number("leading_dense_block_count") or 0,
+        **{ours: value for ours, value in found.items() if value},
+    }
+
+
+def _glm4_moe(metadata: Metadata) -> dict[str, Any]:
+    scoring = metadata.number("expert_gating_func")
+    if scoring not in (None, 0, SIGMOID):
+        raise fault(metadata.file.path, f"has expert_gating_func {scoring}, not {SIGMOID}")
+    return {
+        **_experts_beside_shared(metadata),
         "norm_topk_prob": metadata.get("expert_weights_norm") is not False,
         "attention_bias": metadata.has_in_layers("attn_q.bias"),
         "use_qk_norm": metadata.has_in_layers("attn_q_norm.weight"),
-        **{ours: value for ours, value in found.items() if value},
     }
+
+
+def _deepseek(metadata: Metadata) -> dict[str, Any]:
+    """Of V2, or of V3, whose experts are chosen by sigmoids. Lengths of heads are those of the
+    latent space where there are others besides."""
+    scoring = metadata.number("expert_gating_func") or SOFTMAX
+    if scoring not in (SOFTMAX, SIGMOID):
+        known = f"{SOFTMAX} or {SIGMOID}"
+        raise fault(metadata.file.path, f"has expert_gating_func {scoring}, not {known}")
+    rotated = _needed(metadata, "rope.dimension_count")
+    key, value = (
+        metadata.number(f"attention.{part}_length_mla")
+        or _needed(metadata, f"attention.{part}_length")
+        for part in ("key", "value")
+    )
+    settings = {
+        **_experts_beside_shared(metadata),
+        "q_lora_rank": metadata.number("attention.q_lora_rank"),
+        "kv_lora_rank": _needed(metadata, "attention.kv_lora_rank"),
+        "qk_nope_head_dim": key - rotated,
+        "qk_rope_head_dim": rotated,
+        "v_head_dim": value,
+        "head_dim": rotated,
+        "partial_rotary_factor": 1.0,
+        "attention_bias": metadata.has_in_layers("attn_kv_a_mqa.bias"),
+        "norm_topk_prob": metadata.get("expert_weights_norm") is True,
+    }
+    settings |= _groups(metadata, settings)
+    if settings["n_group"] > 1:
+        settings["topk_method"] = "group_limited_greedy"
+    if scoring == SIGMOID:
+        settings["architectures"] = ["DeepseekV3ForCausalLM"]
+    return settings | _scores_of_yarn(metadata)
+
+
+def _needed(metadata: Metadata, key: str) -> Any:
+    if (value := metadata.number(key)) is None:
+        raise fault(metadata.file.path, f"has no metadata {metadata.architecture}.{key}")
+    return value
+
+
+_GROUPS = {160: (8, 3), 256: (8, 4)}
+"""How many there are and are taken in the models of so many experts, V2 and V3."""
+
+
+def _groups(metadata: Metadata, settings: Mapping[str, Any]) -> dict[str, int]:
+    """Files of before llama.cpp had groups don't name them."""
+    found = {key: settings.get(key, 1) for key in ("n_group", "topk_group")}
+    count = settings["n_routed_experts"]
+    if "n_group" in settings or count not in _GROUPS:
+        return found
+    num_groups, num_taken = _GROUPS[count]
+    metadata.notes.append(
+        f"{metadata.architecture}.expert_group_count isn't there: experts are chosen from the best "
+        f"{num_taken} of {num_groups} groups, as in the models of {count} experts"
+    )
+    return {"n_group": num_groups, "topk_group": num_taken}
+
+
+def _scores_of_yarn(metadata: Metadata) -> dict[str, Any]:
+    """A tenth of the factor with which scores grow, which is that of the rotation, too."""
+    scaling, tenth = scaling_of(metadata, {}), metadata.number("rope.scaling.yarn_log_multiplier")
+    if scaling is None or not tenth:
+        return {}
+    factor = round(10 * tenth, 6)  # a number in fp32
+    return {"rope_scaling": {**scaling, "mscale": factor, "mscale_all_dim": factor}}
 
 
 def _dbrx(metadata: Metadata) -> dict[str, Any]:
@@ -235,7 +307,8 @@ MIXTURES = {
     "olmoe": Architecture("OlmoeForCausalLM", _clipped),
     "granitemoe": Architecture("GraniteMoeForCausalLM", _granite),
     "gpt-oss": Architecture("GptOssForCausalLM", _gpt_oss),
-    "glm4moe": Architecture("Glm4MoeForCausalLM", _sigmoid_experts),
+    "glm4moe": Architecture("Glm4MoeForCausalLM", _glm4_moe),
+    "deepseek2": Architecture("DeepseekV2ForCausalLM", _deepseek),
     "dbrx": Architecture("DbrxForCausalLM", _dbrx),
     "phimoe": Architecture("PhiMoEForCausalLM"),
 }

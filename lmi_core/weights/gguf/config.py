@@ -103,7 +103,7 @@ def read_config(file: GgufFile) -> dict[str, Any]:
         "architecture": metadata.architecture,
         "types": dict(types.most_common()),
         "keys": {ours: prefix + _named(metadata, keys) for ours, keys in _KEYS.items()},
-        "notes": _unread(metadata),
+        "notes": metadata.notes + _unread(metadata),
     }
     return config | {"gguf": described}
 

@@ -23,6 +23,8 @@ class Metadata:
     architecture: str
     asked: set[str] = field(default_factory=set)
     """Keys that were read."""
+    notes: list[str] = field(default_factory=list)
+    """What is read otherwise than the file says, for people."""
 
     def get(self, key: str) -> Any:
         """A number or a string of the architecture; a list of layers' where all are alike."""

@@ -41,11 +41,20 @@ class WeightScheme:
 
 
 def read_schemes(settings: QuantizationSettings) -> tuple[WeightScheme, ...]:
-    """Raises ModelError for what can't be read."""
+    """But for those of fp8, which tensors themselves tell. Raises ModelError for what can't be
+    read."""
     groups = settings.values.get("config_groups")
     if not isinstance(groups, dict) or not groups:
         raise settings.error("config_groups", "is missing: it says how weights are quantised")
-    return tuple(_scheme(settings, name, group) for name, group in groups.items())
+    integers = {name: group for name, group in groups.items() if not _is_fp8(group)}
+    return tuple(_scheme(settings, name, group) for name, group in (integers or groups).items())
+
+
+def _is_fp8(group: Any) -> bool:
+    weights = group.get("weights") if isinstance(group, dict) else None
+    if not isinstance(weights, dict):
+        return False
+    return weights.get("type") == "float" and weights.get("num_bits") == 8
 
 
 def scheme_of(schemes: Sequence[WeightScheme], name: str) -> WeightScheme:

@@ -1,0 +1,78 @@
+"""What every token of a plain text takes: one more row in the step behind, and its taking over.
+
+Where a model is small, or a batch large, this is what a step's end and the next one's begin consist
+of. So it is written out, without a call per sequence that most don't need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from lmi_core.engine.commit import Output
+from lmi_core.engine.fair_shares import FairShares
+from lmi_core.engine.kv_memory import KvMemory
+from lmi_core.engine.sequence import Sequence
+
+
+def decoding_on(sequences: Iterable[Sequence]) -> list[Sequence]:
+    """Of a step in flight, those that decode on behind it, but for those that speculate; empty
+    where the result of any that doesn't end matters for more than its token."""
+    following = []
+    for sequence in sequences:
+        if sequence.drafts:
+            continue
+        num_known = len(sequence.token_ids)
+        is_decoding = sequence.num_scheduled == 1 and sequence.num_computed + 1 == num_known
+        if not is_decoding or not sequence.is_plain:
+            return []
+        if not sequence.is_ending and num_known + 1 < sequence.max_len:
+            following.append(sequence)
+    return following
+
+
+def lacking_room(sequences: list[Sequence], num_ahead: int, block_size: int) -> list[Sequence]:
+    """Those whose blocks are full with the tokens that are known and ``num_ahead`` more."""
+    return [s for s in sequences if len(s.token_ids) + num_ahead > len(s.block_ids) * block_size]
+
+
+class Decoded:
+    """Takes over, of a completed step, what is one more token of a plain sequence."""
+
+    def __init__(
+        self, sampled: list[int], memory: KvMemory, shares: FairShares, outputs: list[Output]
+    ) -> None:
+        """``sampled``: by logit row; ``outputs``: to be added to."""
+        self._sampled = sampled
+        self._memory = memory
+        self._shares = shares if shares.are_contested else None
+        self._outputs = outputs
+
+    def take(self, sequence: Sequence) -> bool:
+        """False for one that isn't plain, had its prompt's end computed, or ends: nothing was
+        done."""
+        row, end = sequence.logit_row, sequence.num_computed + 1
+        token_ids = sequence.token_ids
+        num_tokens = len(token_ids)
+        if (
+            not sequence.is_plain
+            or sequence.num_scheduled != 1
+            or end != num_tokens
+            or end == sequence.num_prompt
+            or sequence.is_ending
+            or num_tokens + 1 >= sequence.max_len
+        ):
+            return False
+        token_id = self._sampled[row]
+        if token_id < 0 or token_id in sequence.end_ids:
+            return False
+        sequence.num_scheduled, sequence.num_ahead = sequence.num_ahead, 0
+        sequence.logit_row = sequence.ahead_row
+        sequence.num_computed = end
+        if end % self._memory.block_size == 0:
+            self._memory.publish(sequence)
+        token_ids.append(token_id)
+        if self._shares is not None:
+            self._shares.note_generated(sequence)
+        num_generated = num_tokens + 1 - sequence.num_prompt
+        self._outputs.append(Output(sequence, token_id, row, num_generated, None))
+        return True

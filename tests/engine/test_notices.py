@@ -1,0 +1,104 @@
+"""When readers are told of events: at once, but for many readers of very short steps."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from lmi_core.engine import notices
+from lmi_core.engine.notices import LATEST_S, MANY_READERS, Notices
+from lmi_core.engine.sequence import ActiveRequest
+
+
+class _Request:
+    """Hashable by identity, as a request is."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
+
+
+class Readers:
+    """Requests whose readers note that they were told."""
+
+    def __init__(self, count: int) -> None:
+        self.told: list[int] = []
+        self.requests = [self._request(i) for i in range(count)]
+
+    def _request(self, i: int) -> ActiveRequest:
+        stream: Any = SimpleNamespace(notify=lambda: self.told.append(i))
+        return cast(ActiveRequest, _Request(stream))
+
+    def take(self) -> list[int]:
+        told, self.told = self.told, []
+        return told
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    clock = SimpleNamespace(now_s=100.0)
+    monkeypatch.setattr(notices, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
+    return clock
+
+
+def test_a_few_readers_are_told_of_every_step(clock: SimpleNamespace) -> None:
+    readers = Readers(MANY_READERS - 1)
+    given = Notices()
+    for _ in range(3):  # no time goes by, and there is no event loop that could wake anybody
+        given.give(readers.requests, at_once=False)
+        assert readers.take() == list(range(MANY_READERS - 1))
+
+
+def test_many_are_told_of_several_short_steps_together(clock: SimpleNamespace) -> None:
+    readers = Readers(MANY_READERS + 2)
+    everybody = list(range(MANY_READERS + 2))
+
+    async def main() -> None:
+        given = Notices()
+        given.give(readers.requests, at_once=False)
+        assert readers.take() == everybody
+        clock.now_s += 0.4 * LATEST_S
+        given.give(readers.requests[2:], at_once=False)
+        clock.now_s += 0.4 * LATEST_S
+        given.give(readers.requests[:-2], at_once=False)
+        assert readers.take() == []
+        clock.now_s += 0.4 * LATEST_S
+        given.give(readers.requests, at_once=False)
+        assert sorted(readers.take()) == everybody
+        clock.now_s += 1.1 * LATEST_S
+        given.give(readers.requests, at_once=False)
+        assert readers.take() == everybody
+
+    asyncio.run(main())
+
+
+def test_a_first_token_does_not_wait(clock: SimpleNamespace) -> None:
+    readers = Readers(MANY_READERS)
+
+    async def main() -> None:
+        given = Notices()
+        for _ in range(3):
+            given.give(readers.requests, at_once=True)
+            assert len(readers.take()) == MANY_READERS
+
+    asyncio.run(main())
+
+
+def test_who_waits_is_told_though_no_other_step_ends() -> None:
+    readers = Readers(MANY_READERS)
+
+    async def main() -> None:
+        told = asyncio.Event()
+        readers.requests[-1].stream.notify = told.set
+        given = Notices()
+        given.give(readers.requests, at_once=False)
+        readers.take()
+        told.clear()
+        given.give(readers.requests, at_once=False)
+        async with asyncio.timeout(5):
+            await told.wait()
+        assert len(readers.take()) == MANY_READERS - 1
+
+    asyncio.run(main())
