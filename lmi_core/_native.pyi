@@ -777,9 +777,51 @@ class Drafter:
         """The next tokens, which are compared with what would have been drafted."""
     def follow(self, text: list[int]) -> bool:
         """``extend`` by what ``text`` has beyond the tokens known; whether there is a draft then."""
-    def draft(self, max_tokens: int) -> tuple[list[int], list[float]]:
-        """What may follow, at most so many tokens; and for each the chance that it and those before
-        it are right."""
+    def draft(self, max_tokens: int, behind: Sequence[int] = ()) -> tuple[list[int], list[float]]:
+        """What may follow, behind the tokens of ``behind``, at most so many tokens; and for each the
+        chance that it and those before it are right."""
+    def next_chances(self, max_tokens: int) -> list[float]:
+        """As those of ``draft`` once the next token has come, as far as is known before."""
+
+@final
+class StepCosts:
+    """What steps take by their number of rows: means of the last ones, with straight lines between the
+    numbers that were seen."""
+
+    def __init__(self) -> None: ...
+    def note(self, num_rows: int, seconds: float) -> None:
+        """A step was executed."""
+    def note_gap(self, seconds: float, *, ahead: bool) -> None:
+        """So long after a step the next one began; ``ahead``: it was submitted before."""
     @property
-    def next_chance(self) -> float:
-        """That a draft of the token behind the next one will be right; 0 where there is none."""
+    def is_known(self) -> bool:
+        """Whether anything was measured."""
+    def seconds(self, num_rows: int, *, ahead: bool) -> float:
+        """From the end of a step to that of the next; 0 before anything was measured."""
+    def depths(
+        self,
+        num_rows: int,
+        num_tokens: float,
+        chances: Sequence[Sequence[float]],
+        most: int,
+        *,
+        ahead: bool,
+    ) -> list[int]:
+        """How many drafts of each sequence, at most ``most`` together, bring most tokens a second in
+        a step of ``num_rows`` rows and ``num_tokens`` tokens without. ``chances``: of each being
+        right, in falling order; ``ahead``: steps without drafts are submitted before the last one's
+        tokens are known."""
+    def common_depth(
+        self,
+        drafting: StepCosts,
+        chances: Sequence[float],
+        num_rows: int,
+        num_tokens: float,
+        deepest: int,
+        extra_s: float,
+        *,
+        ahead: bool,
+    ) -> int:
+        """The same for drafts of a model with costs of its own: of each sequence equally many, at
+        most ``deepest``. ``chances``: that one is right behind right ones; ``extra_s``: what
+        drafting takes beside, a step."""

@@ -12,7 +12,7 @@ import errno
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
@@ -85,25 +85,14 @@ def _run(argv: list[str]) -> int:
     if argv[:1] == ["djl-serving"] or (argv and _FLAG.match(argv[0])):
         # As images are called: docker run IMAGE --model-id MODEL
         argv = ["serve", *(argv[1:] if argv[0] == "djl-serving" else argv)]
-    # All but the last take the configuration's own arguments.
-    if argv[:1] == ["explain"]:
-        return _explain(argv[1:])
-    with_model = {
-        "serve": _serve,
-        "generate": _generate,
-        "chat": _chat,
-        "bench": _bench,
-        "replay": _replay,
-    }
-    if argv and argv[0] in with_model:
-        from lmi_core.runners.cpu.rank_hosts import run_in_job
+    if not argv or argv[0] not in _COMMANDS:
+        build_parser().parse_args(argv)  # help, the version, or what is wrong
+    command, _ = _COMMANDS[argv[0]]
+    if argv[0] not in _WITH_MODEL:
+        return command(argv[1:])
+    from lmi_core.runners.cpu.rank_hosts import run_in_job
 
-        return run_in_job(partial(with_model[argv[0]], argv[1:]))
-    if argv[:1] == ["top"]:
-        return _top(argv[1:])
-    if argv[:1] == ["quantize"]:
-        return _quantize(argv[1:])
-    return _doctor(build_parser().parse_args(argv))
+    return run_in_job(partial(command, argv[1:]))
 
 
 class _Parser(argparse.ArgumentParser):
@@ -118,16 +107,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="lmi", description="Serve large language models.")
     parser.add_argument("--version", action="version", version=f"lmi {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    commands.add_parser("serve", help="serve a model over HTTP")
-    commands.add_parser("generate", help="stream a completion to the terminal")
-    commands.add_parser("chat", help="talk to a model in the terminal")
-    commands.add_parser("bench", help="measure a model, or a server")
-    commands.add_parser("top", help="watch what a running server does")
-    commands.add_parser("replay", help="prove that recorded requests are answered as they were")
-    commands.add_parser("quantize", help="write a model in fewer bits, for any server")
-    doctor = commands.add_parser("doctor", help="say what this machine offers and what is used")
-    doctor.add_argument("--json", action="store_true", help="print JSON")
-    commands.add_parser("explain", help="say what becomes of every configuration key")
+    parsers = {name: commands.add_parser(name, help=text) for name, (_, text) in _COMMANDS.items()}
+    parsers["doctor"].add_argument("--json", action="store_true", help="print JSON")
     return parser
 
 
@@ -282,13 +263,29 @@ def _quantize(argv: list[str]) -> int:
     return quantize(args, flags, DEMO_MODEL)
 
 
-def _doctor(args: argparse.Namespace) -> int:
+def _doctor(argv: list[str]) -> int:
     from lmi_core.doctor import main as doctor
 
-    return doctor(as_json=args.json)
+    return doctor(as_json=build_parser().parse_args(["doctor", *argv]).json)
 
 
 def _explain(argv: list[str]) -> int:
     from lmi_core.config.explain import main as explain
 
     return explain(argv, default_model=DEMO_MODEL)
+
+
+_COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
+    "serve": (_serve, "serve a model over HTTP"),
+    "generate": (_generate, "stream a completion to the terminal"),
+    "chat": (_chat, "talk to a model in the terminal"),
+    "bench": (_bench, "measure a model, or a server"),
+    "top": (_top, "watch what a running server does"),
+    "replay": (_replay, "prove that recorded requests are answered as they were"),
+    "quantize": (_quantize, "write a model in fewer bits, for any server"),
+    "doctor": (_doctor, "say what this machine offers and what is used"),
+    "explain": (_explain, "say what becomes of every configuration key"),
+}
+"""Each with its help. What they take is the configuration's arguments, and some of their own."""
+_WITH_MODEL = frozenset({"serve", "generate", "chat", "bench", "replay"})
+"""Those that may load one, which the processes of a job may compute together."""

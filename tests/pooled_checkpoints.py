@@ -8,7 +8,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.checkpoints import SHAPE, VOCAB_SIZE, _root, draw_weights, write_tokenizer
+from tests.checkpoints import SHAPE, _root, draw_weights
+from tests.tiny_tokenizer import VOCAB_SIZE, write_tokenizer
 
 DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("qwen3", {"head_dim": 32, "tie_word_embeddings": True}),

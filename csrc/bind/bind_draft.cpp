@@ -4,6 +4,7 @@
 #include "bind/bind.h"
 #include "bind/ids.h"
 #include "draft/drafter.h"
+#include "draft/step_costs.h"
 
 namespace py = pybind11;
 
@@ -51,12 +52,34 @@ void bind_draft(py::module_& m) {
           py::arg("text"))
       .def(
           "draft",
-          [](const Drafter& drafter, int32_t max_tokens) {
-            const Draft draft = drafter.draft(max_tokens);
+          [](const Drafter& drafter, int32_t max_tokens, const py::object& behind) {
+            const Draft draft = drafter.draft(max_tokens, ids_from_python(behind));
             return py::make_tuple(ids_to_python(draft.token_ids), draft.chances);
           },
-          py::arg("max_tokens"))
-      .def_property_readonly("next_chance", &Drafter::next_chance);
+          py::arg("max_tokens"), py::arg("behind") = py::tuple())
+      .def("next_chances", &Drafter::next_chances, py::arg("max_tokens"));
+  py::class_<StepCosts>(m, "StepCosts")
+      .def(py::init<>())
+      .def("note", &StepCosts::note, py::arg("num_rows"), py::arg("seconds"))
+      .def("note_gap", &StepCosts::note_gap, py::arg("seconds"), py::kw_only(), py::arg("ahead"))
+      .def_property_readonly("is_known", &StepCosts::is_known)
+      .def("seconds", &StepCosts::seconds, py::arg("num_rows"), py::kw_only(), py::arg("ahead"))
+      .def(
+          "depths",
+          [](const StepCosts& costs, int32_t num_rows, double num_tokens,
+             const std::vector<std::vector<float>>& chances, int32_t most,
+             bool ahead) { return costs.depths(num_rows, num_tokens, chances, most, ahead); },
+          py::arg("num_rows"), py::arg("num_tokens"), py::arg("chances"), py::arg("most"),
+          py::kw_only(), py::arg("ahead"))
+      .def(
+          "common_depth",
+          [](const StepCosts& costs, const StepCosts& drafting, const std::vector<float>& chances,
+             int32_t num_rows, double num_tokens, int32_t deepest, double extra_s, bool ahead) {
+            return costs.common_depth(drafting, chances, num_rows, num_tokens, deepest, extra_s,
+                                      ahead);
+          },
+          py::arg("drafting"), py::arg("chances"), py::arg("num_rows"), py::arg("num_tokens"),
+          py::arg("deepest"), py::arg("extra_s"), py::kw_only(), py::arg("ahead"));
 }
 
 }  // namespace lmi

@@ -25,14 +25,14 @@ size_t run_class(int32_t run) {
 
 }  // namespace
 
-void GuessRates::note(int32_t run, bool is_right) {
-  Rate& rate = rates_[run_class(run)];
+void GuessRates::note(bool is_own, int32_t run, bool is_right) {
+  Rate& rate = rates_[is_own ? 1 : 0][run_class(run)];
   rate.num_right = rate.num_right * memory_ + (is_right ? 1.0f : 0.0f);
   rate.num_seen = rate.num_seen * memory_ + 1.0f;
 }
 
-float GuessRates::chance(int32_t run, float first_chance) const {
-  const Rate& rate = rates_[run_class(run)];
+float GuessRates::chance(bool is_own, int32_t run, float first_chance) const {
+  const Rate& rate = rates_[is_own ? 1 : 0][run_class(run)];
   return (rate.num_right + first_chance * kFirstWeight) / (rate.num_seen + kFirstWeight);
 }
 
@@ -50,7 +50,7 @@ Drafter::Drafter(int64_t max_tokens, int32_t min_match, int32_t max_match,
 void Drafter::start(std::span<const int32_t> token_ids) {
   text_.append(token_ids);
   num_tokens_ += std::ssize(token_ids);
-  search();
+  place_ = search(text_.last(max_match_), place_);
 }
 
 void Drafter::extend(std::span<const int32_t> token_ids) {
@@ -61,53 +61,52 @@ void Drafter::observe(int32_t token_id) {
   const bool has_place = is_readable(place_);
   const bool is_right = has_place && place_.index->at(place_.position) == token_id;
   if (has_place) {
-    rates_.note(place_.run, is_right);
-    if (shared_rates_ != nullptr) shared_rates_->note(place_.run, is_right);
+    const bool is_own = place_.index == &text_;
+    rates_.note(is_own, place_.run, is_right);
+    if (shared_rates_ != nullptr) shared_rates_->note(is_own, place_.run, is_right);
   }
   text_.append({&token_id, 1});
   ++num_tokens_;
   num_wrong_ = is_right ? 0 : num_wrong_ + 1;
+  const std::span<const int32_t> tail = text_.last(max_match_);
   if (has_place && num_wrong_ < kMaxWrong) {
-    place_ = judge(*place_.index, place_.position + 1);
+    place_ = judge(*place_.index, place_.position + 1, tail);
   } else {
     place_ = {};
   }
-  if (!is_right) search();
-}
-
-// Takes a place that agrees with more of the last tokens than the present one.
-void Drafter::search() {
-  if (text_.end() - text_.begin() < min_match_) return;
-  std::vector<int32_t> key(static_cast<size_t>(min_match_));
-  for (int32_t i = 0; i < min_match_; ++i) {
-    key[static_cast<size_t>(i)] = text_.at(text_.end() - min_match_ + i);
-  }
-  Place best = place_;
-  search(text_, key, best);
-  if (history_ != nullptr) search(*history_, key, best);
+  if (is_right) return;
+  const Place best = search(tail, place_);
   if (best.index != place_.index || best.position != place_.position) num_wrong_ = 0;
   place_ = best;
 }
 
-void Drafter::search(const TokenIndex& index, std::span<const int32_t> key, Place& best) const {
-  int64_t position = index.find(key);
+Drafter::Place Drafter::search(std::span<const int32_t> tail, const Place& present) const {
+  Place best = present;
+  if (std::ssize(tail) < min_match_) return best;
+  search(text_, tail, best);
+  if (history_ != nullptr) search(*history_, tail, best);
+  return best;
+}
+
+void Drafter::search(const TokenIndex& index, std::span<const int32_t> tail, Place& best) const {
+  int64_t position = index.find(tail.last(static_cast<size_t>(min_match_)));
   for (int i = 0; i < kMaxCandidates && position >= 0; ++i) {
-    const Place place = judge(index, position);
+    const Place place = judge(index, position, tail);
     const bool is_match = place.run >= min_match_;
     if (is_match && (best.index == nullptr || place.num_equal > best.num_equal)) best = place;
     position = index.find_before(position);
   }
 }
 
-Drafter::Place Drafter::judge(const TokenIndex& index, int64_t position) const {
+Drafter::Place Drafter::judge(const TokenIndex& index, int64_t position,
+                              std::span<const int32_t> tail) const {
   Place place = {&index, position, 0, 0};
-  const int64_t count =
-      std::min({int64_t{max_match_}, position - index.begin(), text_.end() - text_.begin()});
+  const int64_t count = std::min(position - index.begin(), std::ssize(tail));
   bool is_run = true;
   for (int64_t i = 1; i <= count; ++i) {
     const int32_t token_id = index.at(position - i);
     if (token_id == TokenIndex::kTextEnd) break;
-    const bool is_equal = token_id == text_.at(text_.end() - i);
+    const bool is_equal = token_id == tail[static_cast<size_t>(std::ssize(tail) - i)];
     is_run = is_run && is_equal;
     place.num_equal += is_equal ? 1 : 0;
     place.run += is_run ? 1 : 0;
@@ -121,36 +120,49 @@ bool Drafter::is_readable(const Place& place) const {
          place.index->at(place.position) != TokenIndex::kTextEnd;
 }
 
-Draft Drafter::draft(int32_t max_tokens) const {
+Draft Drafter::draft(int32_t max_tokens, std::span<const int32_t> behind) const {
+  Place place = place_;
+  std::vector<int32_t> ids(behind.begin(), behind.end());
+  if (!behind.empty()) {
+    const std::span<const int32_t> last = text_.last(max_match_);
+    std::vector<int32_t> tail(last.begin(), last.end());
+    tail.insert(tail.end(), behind.begin(), behind.end());
+    place =
+        search(std::span(tail).last(std::min(tail.size(), static_cast<size_t>(max_match_))), {});
+  }
   Draft draft;
-  if (!is_readable(place_)) return draft;
+  if (!is_readable(place)) return draft;
   float chance_so_far = 1.0f;
   for (int32_t i = 0; i < max_tokens; ++i) {
-    const int64_t position = place_.position + i;
+    const int64_t position = place.position + i;
     int32_t token_id = TokenIndex::kTextEnd;
-    if (position < place_.index->end()) {
-      token_id = place_.index->at(position);
-    } else if (place_.index == &text_) {  // a text that repeats itself goes on with the draft
-      token_id = draft.token_ids[static_cast<size_t>(position - text_.end())];
+    if (position < place.index->end()) {
+      token_id = place.index->at(position);
+    } else if (place.index == &text_) {  // a text that repeats itself goes on with the draft
+      token_id = ids[static_cast<size_t>(position - text_.end())];
     }
     if (token_id == TokenIndex::kTextEnd) break;
-    chance_so_far *= chance(place_.run + i);
-    draft.token_ids.push_back(token_id);
+    chance_so_far *= chance(place, place.run + i);
+    ids.push_back(token_id);
     draft.chances.push_back(chance_so_far);
   }
+  draft.token_ids.assign(ids.begin() + std::ssize(behind), ids.end());
   return draft;
 }
 
-float Drafter::next_chance() const {
-  if (!is_readable(place_)) return 0.0f;
-  const float is_right = chance(place_.run);
-  return is_right * chance(place_.run + 1) + (1.0f - is_right) * chance(0);
+std::vector<float> Drafter::next_chances(int32_t max_tokens) const {
+  const std::vector<float> chances = draft(max_tokens + 1).chances;
+  if (chances.size() < 2) return {};
+  std::vector<float> next(chances.begin() + 1, chances.end());
+  next.front() += (1.0f - chances.front()) * chance(place_, 0);
+  return next;
 }
 
-float Drafter::chance(int32_t run) const {
+float Drafter::chance(const Place& place, int32_t run) const {
+  const bool is_own = place.index == &text_;
   float first = kFirstChances[run_class(run)];
-  if (shared_rates_ != nullptr) first = shared_rates_->chance(run, first);
-  return rates_.chance(run, first);
+  if (shared_rates_ != nullptr) first = shared_rates_->chance(is_own, run, first);
+  return rates_.chance(is_own, run, first);
 }
 
 }  // namespace lmi

@@ -3,8 +3,9 @@
 //
 // The place moves on with the text. What it says comes next is compared with each token that comes,
 // drafted or not, so the share of right ones is known at no cost; it is kept by the length of the
-// run of right ones before. A place that was wrong once is kept, since a text may differ from the
-// one before by a token, but for one that agrees with more of the last tokens.
+// run of right ones before, for places in the text and in others. A place that was wrong once is
+// kept, since a text may differ from the one before by a token, but for one that agrees with more
+// of the last tokens.
 #pragma once
 
 #include <array>
@@ -23,10 +24,11 @@ class GuessRates {
   // memory: the weight of what was seen, a guess later.
   explicit GuessRates(float memory) : memory_(memory) {}
 
-  void note(int32_t run, bool is_right);
+  // is_own: the place is in the text itself.
+  void note(bool is_own, int32_t run, bool is_right);
   // That the next one behind such a run is right; first_chance is taken for granted before
   // anything was seen.
-  float chance(int32_t run, float first_chance) const;
+  float chance(bool is_own, int32_t run, float first_chance) const;
 
  private:
   struct Rate {
@@ -34,7 +36,7 @@ class GuessRates {
     float num_seen = 0.0f;
   };
   const float memory_;
-  std::array<Rate, 5> rates_;
+  std::array<std::array<Rate, 5>, 2> rates_;
 };
 
 struct Draft {
@@ -55,9 +57,10 @@ class Drafter {
 
   int64_t num_tokens() const { return num_tokens_; }
   bool has_draft() const { return is_readable(place_); }
-  Draft draft(int32_t max_tokens) const;
-  // That the token behind the next one is right, as far as is known before it comes.
-  float next_chance() const;
+  // What may follow the text and, behind it, the tokens of `behind`.
+  Draft draft(int32_t max_tokens, std::span<const int32_t> behind = {}) const;
+  // Of what will be drafted behind the next token, as far as is known before that comes.
+  std::vector<float> next_chances(int32_t max_tokens) const;
 
  private:
   struct Place {
@@ -67,11 +70,12 @@ class Drafter {
     int32_t run = 0;                    // equal ones directly before it
   };
   void observe(int32_t token_id);
-  void search();
-  void search(const TokenIndex& index, std::span<const int32_t> key, Place& best) const;
-  Place judge(const TokenIndex& index, int64_t position) const;
+  // A place that agrees with more of `tail`, the last tokens, than this one; else this one.
+  Place search(std::span<const int32_t> tail, const Place& present) const;
+  void search(const TokenIndex& index, std::span<const int32_t> tail, Place& best) const;
+  Place judge(const TokenIndex& index, int64_t position, std::span<const int32_t> tail) const;
   bool is_readable(const Place& place) const;
-  float chance(int32_t run) const;
+  float chance(const Place& place, int32_t run) const;
 
   const int32_t min_match_;
   const int32_t max_match_;

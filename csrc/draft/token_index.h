@@ -4,6 +4,7 @@
 // ones. Positions count all tokens ever added; when the index is full, its older half is forgotten.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -24,6 +25,10 @@ class TokenIndex {
   int64_t begin() const { return first_; }
   int64_t end() const { return first_ + static_cast<int64_t>(tokens_.size()); }
   int32_t at(int64_t position) const { return tokens_[static_cast<size_t>(position - first_)]; }
+  // As many of the last tokens, or fewer.
+  std::span<const int32_t> last(int64_t count) const {
+    return std::span(tokens_).last(std::min(tokens_.size(), static_cast<size_t>(count)));
+  }
 
   // The last position behind tokens whose hash is that of `key`; -1: there is none.
   int64_t find(std::span<const int32_t> key) const;

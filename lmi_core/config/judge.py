@@ -67,12 +67,8 @@ def judge(model: ModelConfig, server: ServerConfig, environ: Mapping[str, str]) 
 def judge_server(server: ServerConfig) -> tuple[Problem, ...]:
     """The same of the server as a whole."""
     problems = Problems()
-    if server.certificate_file is None:
-        return ()
-    from lmi_core.config.targets.tls import tls_context
-
     try:
-        tls_context(server)
+        server.tls_context()
     except UserError as error:
         problems.error("", str(error), error.field)
     return problems.errors
@@ -84,7 +80,7 @@ def _checks(
     yield lambda: _check_code(model)
     if model.backend == "handler":
         return
-    directory = _whole_directory(model, server, environ)
+    directory = _whole(model.source, server, environ)
     if directory is None or model.backend != "lmi":  # else what is loaded is read below
         yield lambda: check_source(model.source, server, environ)
     named = () if model.lora is None else model.lora.named
@@ -107,14 +103,8 @@ def _checks(
         yield lambda: _check_transformers(model, directory)
 
 
-def _whole_directory(
-    model: ModelConfig, server: ServerConfig, environ: Mapping[str, str]
-) -> Path | None:
-    """Where the model's files are, if all of them are here."""
-    return _whole(model.source, server, environ)
-
-
 def _whole(source: ModelSource, server: ServerConfig, environ: Mapping[str, str]) -> Path | None:
+    """Where a model's files are, if all of them are here."""
     if source.kind == "hub" and not source.file:
         cache = server.hub_cache or hub_cache(environ)
         return find_in_cache(source.location, source.revision, cache)

@@ -109,6 +109,13 @@ class ModelConfig:
         """Whether its copies run on the nodes of a Ray cluster."""
         return self.placement.on == "ray"
 
+    @property
+    def code(self) -> str | None:
+        """What of it would run Python code that came with it, or None."""
+        if (own := self.custom_code) is not None:
+            return f"{own.path.name}: {own.function or own.input_formatter or own.output_formatter}"
+        return "option.trust_remote_code=true" if self.trust_remote_code else None
+
     def library_config(
         self, model: Path, adapters: Sequence[tuple[str, Path]] = ()
     ) -> LibraryConfig:

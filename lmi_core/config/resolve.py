@@ -10,7 +10,6 @@ from pathlib import Path
 
 from lmi_core.config.artefacts.archives import Archives
 from lmi_core.config.artefacts.cache import download_root
-from lmi_core.config.artefacts.custom_code import check_downloaded
 from lmi_core.config.artefacts.unpack import Limits
 from lmi_core.config.model_config import ModelConfig
 from lmi_core.config.problem import Problem, Problems
@@ -184,7 +183,7 @@ class _Examination:
         self._check_names([model for model, _ in examined], listed)
         if not around.server.allow_custom_code:
             for model, _ in examined:
-                check_downloaded(model, problems)
+                _check_downloaded(model, problems)
         check_tgi_server(self.server_values, problems)
         rows = server_rows(self.server_values, problems)
         return Report(
@@ -220,6 +219,16 @@ class _Examination:
                     "(NAME=PATH in load_models, or option.modelName in its serving.properties)",
                 )
             seen.add((model.name, model.version))
+
+
+def _check_downloaded(model: ModelConfig, problems: Problems) -> None:
+    """Note code that came from another machine with its model."""
+    if model.archive_url is not None and model.code is not None:
+        problems.error(
+            model.archive_url[:200],
+            f"the model {model.name} was downloaded with code of its own ({model.code}), which "
+            "runs only with --allow-custom-code (SERVING_ALLOW_CUSTOM_CODE)",
+        )
 
 
 def _split(settings: Sequence[Setting]) -> tuple[list[Setting], list[Setting]]:

@@ -31,16 +31,7 @@ from lmi_core.config.table.capabilities import BACKENDS
 from lmi_core.config.table.effect import effect_of_value
 from lmi_core.config.targets.custom_code_settings import custom_code_settings
 from lmi_core.config.targets.dispatch import Decision, dispatch
-from lmi_core.config.targets.engine_settings import (
-    EngineSettings,
-    check_engine,
-    engine_settings,
-    ignore_for_device,
-    quantise_as_trtllm,
-    refuse_for_device,
-    refuse_other_quantisations,
-    runs_in_engine,
-)
+from lmi_core.config.targets.engine_settings import EngineSettings, engine_settings, settle_keys
 from lmi_core.config.targets.handler_environment import withheld, withheld_rows
 from lmi_core.config.targets.host import Host
 from lmi_core.config.targets.library_settings import (
@@ -55,7 +46,6 @@ from lmi_core.config.targets.speculation_settings import speculation_settings
 from lmi_core.config.tgi_checks import check_tgi
 from lmi_core.settings.custom_code_config import CustomCodeConfig
 from lmi_core.settings.placement import Placement
-from lmi_core.settings.speculation_config import SpeculationConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,23 +103,17 @@ def resolve_model(
         key = decision.key
         problems.error(values.where(key) if key else "", decision.refusal(instead), key)
     placement = _place(listed, found, decision, around, problems)
-    lora = lora_settings(
-        values,
-        decision.backend,
-        written.system,
-        listed.directory,
-        found.directory,
-        problems,
-        found.own_adapter,
-    )
+    backend, system = decision.backend, written.system
+    own, here = listed.directory, found.directory
+    lora = lora_settings(values, backend, system, own, here, problems, found.own_adapter)
     speculation = None
-    if decision.backend == "lmi":
-        speculation = speculation_settings(values, listed.directory, placement, problems)
-    rows = model_rows(values, decision.backend, written.system, problems)
-    rows += () if lora is None else lora.rows(found.directory)
+    if backend == "lmi":
+        speculation = speculation_settings(values, own, placement, problems)
+    rows = model_rows(values, backend, system, problems)
+    rows += () if lora is None else lora.rows(here)
     _warn_of_requirements(found, decision, problems)
-    drafts = None if speculation is None else speculation.config
-    engine = _engine(listed, found, decision, placement, drafts, problems)
+    drafts, name = None if speculation is None else speculation.config, _name(listed, values)
+    engine = engine_settings(values, backend, name, system, placement, files, problems, drafts)
     code = _custom_code(listed, found, around, problems)
     model = _config(listed, found, decision, placement, engine, code, lora)
     model = replace(model, speculation=speculation, again=partial(_again, listed, around))
@@ -238,41 +222,10 @@ def _place(
         mpi_mode=written.mpi_mode,
         is_demo=listed.directory is not None and listed.directory is around.default_model,
     )
-    if runs_in_engine(decision.backend):
-        ignore_for_device(values, placement, problems)
-    if decision.backend == "lmi":
-        if written.system == "trtllm":
-            quantise_as_trtllm(values, files, placement)
-        refuse_other_quantisations(values, files)
-        refuse_for_device(values, placement)
-    elif decision.backend in ("trtllm", "neuron"):
+    settle_keys(values, decision.backend, written.system, placement, files, problems)
+    if decision.backend in ("trtllm", "neuron"):
         ignore_stored_quantisation(values, files)
     return placement
-
-
-def _engine(
-    listed: Listed,
-    found: _Found,
-    decision: Decision,
-    placement: Placement,
-    speculation: SpeculationConfig | None,
-    problems: Problems,
-) -> EngineSettings | None:
-    values, backend = found.values, decision.backend
-    if not runs_in_engine(backend):
-        return None
-    engine = engine_settings(
-        values,
-        backend,
-        _name(listed, values),
-        found.written.system,
-        placement,
-        problems,
-        speculation,
-    )
-    if engine is not None:
-        check_engine(engine, backend, values, found.files, problems)
-    return engine
 
 
 def _warn_of_requirements(found: _Found, decision: Decision, problems: Problems) -> None:

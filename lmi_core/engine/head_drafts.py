@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Items
+from typing import TYPE_CHECKING
 
 from lmi_core.engine.commit import Output
 from lmi_core.engine.model_drafts import DraftChain, ModelDrafts
 from lmi_core.engine.sequence import Sequence
-from lmi_core.engine.step_costs import StepCosts
 from lmi_core.runners.runner import HeadRunner
 from lmi_core.weights.formats import FloatArray
+
+if TYPE_CHECKING:
+    from lmi_core._native import StepCosts
 
 
 class HeadDrafts(ModelDrafts):
@@ -24,6 +27,9 @@ class HeadDrafts(ModelDrafts):
         self._heads = runner
         self._lengths: dict[Sequence, int] = {}
         """Of the texts whose states were kept."""
+
+    def _num_behind(self, sequence: Sequence) -> int:
+        return 1
 
     def can_go_on(self, sequence: Sequence) -> bool:
         return self._lengths.get(sequence) == len(sequence.token_ids)

@@ -17,7 +17,6 @@ from lmi_core.engine.policy import Plan
 from lmi_core.engine.scheduler import Scheduler
 from lmi_core.engine.sequence import ActiveRequest, Sequence
 from lmi_core.engine.stats import EngineObserver, EngineTotals, StepRecord
-from lmi_core.engine.step_costs import StepCosts
 from lmi_core.engine.step_filling import fill
 from lmi_core.errors import EngineError, UserError
 from lmi_core.runners.runner import (
@@ -31,7 +30,7 @@ from lmi_core.runners.runner import (
 from lmi_core.structured.mask_threads import MaskThreads, MissingMask
 
 if TYPE_CHECKING:
-    from lmi_core._native import Step
+    from lmi_core._native import Step, StepCosts
 
 _log = logging.getLogger(__name__)
 

@@ -12,9 +12,9 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from typing import TYPE_CHECKING, Literal
 
+from lmi_core._native import StepCosts
 from lmi_core.engine.masked_rows import MaskedRows
 from lmi_core.engine.sequence import Sequence, SequenceState
-from lmi_core.engine.step_costs import StepCosts
 from lmi_core.runners.runner import DraftRunner
 
 if TYPE_CHECKING:
@@ -35,6 +35,10 @@ _PATIENCE, _LEAST_PATIENCE, _MOST_PATIENCE = 64, 2, 1024
 as many, and less, once drafts were right against all odds; twice as many each time that one was
 wrong."""
 _TRIAL_DEPTH = 2
+_TRIALS_SHARE = 1 / 128
+"""Of the time, that may be spent on what the draft model lacks of texts that are tried."""
+_MOST_STEPS = 256
+"""That a text is taken to go on for, at most: what it lacks is spread over them."""
 _SURPRISE = 0.1
 """Trials say that a text has changed where it was less likely than this that they are right."""
 _NUM_BESIDE_OTHERS = 128
@@ -144,17 +148,17 @@ class ModelDrafts:
         if len(chosen) > most:
             chosen = sorted(chosen, key=self.chance, reverse=True)[:most]
         chances = [self.chance(s) for s in chosen]
-        depth = self._num_worthwhile(chances, num_rows, num_tokens, most, ahead=ahead)
+        step = num_rows, num_tokens, min(self._max_depth, most // max(1, len(chosen)))
+        extra_s = self._catching_up_s(chosen)
+        depth = self._target_costs.common_depth(self._costs, chances, *step, extra_s, ahead=ahead)
         depths = [(sequence, depth) for sequence in chosen if depth]
-        self._trial = self._due(sequences, frozenset(s for s, _ in depths))
-        all_right = [1.0] * min(len(sequences), most)
-        # Where not even drafts that are right pay, a trial would only cost.
-        if (
-            not depth
-            and self._trial is not None
-            and not self._num_worthwhile(all_right, num_rows, num_tokens, most, ahead=ahead)
-        ):
-            self._trial = None
+        self._trial = self._due(sequences, depths, num_rows, ahead=ahead)
+        if not depth and self._trial is not None:
+            # Where not even drafts that are right pay, a trial would only cost.
+            right = [1.0] * min(len(sequences), most)
+            step = num_rows, num_tokens, min(self._max_depth, most // len(right))
+            if not self._target_costs.common_depth(self._costs, right, *step, 0.0, ahead=ahead):
+                self._trial = None
         num_left = most - depth * len(depths)
         if self._trial is not None and num_left > 0:
             depths.append((self._trial, min(_TRIAL_DEPTH, self._max_depth, num_left)))
@@ -165,16 +169,41 @@ class ModelDrafts:
         ]
         return [(sequence, count) for sequence, count in limited if count > 0]
 
-    def _due(self, sequences: Items[Sequence], drafting: frozenset[Sequence]) -> Sequence | None:
+    def _due(
+        self,
+        sequences: Items[Sequence],
+        drafting: Items[tuple[Sequence, int]],
+        num_rows: int,
+        *,
+        ahead: bool,
+    ) -> Sequence | None:
         """Of those that don't draft the one whose turn it is to be tried, if it is time: one that
         was tried least, and then the one that takes least."""
         self._num_idle += 1
-        rest = [sequence for sequence in sequences if sequence not in drafting]
-        if not rest or self._num_idle < self._patience:
+        if self._num_idle < self._patience:
             return None
-        return min(
-            rest, key=lambda s: (self._num_trials.get(s, 0), len(s.token_ids) - s.num_drafted)
-        )
+        taken = {sequence for sequence, _ in drafting}
+        rest = [sequence for sequence in sequences if sequence not in taken]
+        if not rest:
+            return None
+        trial = min(rest, key=lambda s: (self._num_trials.get(s, 0), self._num_behind(s)))
+        idle_s = self._num_idle * self._target_costs.seconds(num_rows, ahead=ahead)
+        num_rows, costs = self._num_behind(trial), self._costs
+        lacking_s = costs.seconds(num_rows, ahead=False) - costs.seconds(1, ahead=False)
+        return trial if lacking_s <= _TRIALS_SHARE * idle_s else None
+
+    def _num_behind(self, sequence: Sequence) -> int:
+        """Rows that a chain for the sequence begins with."""
+        return max(1, self._num_rows_of(sequence) - sequence.num_drafted)
+
+    def _catching_up_s(self, sequences: Items[Sequence]) -> float:
+        """What it takes until the draft model has all of these texts, for each step to come."""
+        rows = [self._num_behind(sequence) for sequence in sequences]
+        num_rows = sum(count for count in rows if count > max(_NUM_SHORT, self._max_depth))
+        if not num_rows:
+            return 0.0
+        num_steps = sum(min(_MOST_STEPS, s.max_len - len(s.token_ids)) for s in sequences)
+        return self._costs.seconds(num_rows, ahead=False) * len(sequences) / max(1, num_steps)
 
     def _note_begun(self, sequences: Iterable[Sequence]) -> None:
         """A chain that drafts for these will be submitted."""
@@ -191,30 +220,6 @@ class ModelDrafts:
         if self._likelihood < _SURPRISE:
             self._likelihood = 1.0
             self._patience = max(_LEAST_PATIENCE, min(_PATIENCE, self._patience) // 8)
-
-    def _num_worthwhile(
-        self, chances: Items[float], num_rows: int, num_tokens: int, most: int, *, ahead: bool
-    ) -> int:
-        """With how many drafts of each sequence a step brings most tokens a second; ``chances``:
-        theirs that a draft is right."""
-        if not chances:
-            return 0
-        deepest = min(self._max_depth, most // len(chances))
-        if not self._costs.is_known or not self._target_costs.is_known:
-            return deepest
-        (round_s,) = self._costs.seconds([len(chances)], ahead=True)
-        (plain_s,) = self._target_costs.seconds([num_rows], ahead=ahead)
-        rows = [num_rows + depth * len(chances) for depth in range(1, deepest + 1)]
-        verifying_s = self._target_costs.seconds(rows, ahead=False)
-        best, best_rate = 0, num_tokens / plain_s
-        expected, powers = float(num_tokens), chances
-        for depth, step_s in enumerate(verifying_s, start=1):
-            expected += sum(powers)
-            rate = expected / (step_s + depth * round_s)
-            if rate > best_rate:
-                best, best_rate = depth, rate
-            powers = [power * chance for power, chance in zip(powers, chances, strict=True)]
-        return best
 
     @property
     def is_trying(self) -> bool:

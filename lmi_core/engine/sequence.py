@@ -134,7 +134,7 @@ class Sequence:
         """What that step computes behind the last token, to be kept as far as it is what is
         sampled; -1: it can't be."""
         self.drafted_by: DraftedBy = "text"
-        """What gave the last drafts."""
+        """What gave the first of the last drafts."""
         self.num_ahead = 0
         """Tokens, 1 or 0, in a step submitted behind that one, before its results are known."""
         self.ahead_row = -1

@@ -8,10 +8,10 @@ nothing else.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, cast
 
+from lmi_core import _native
 from lmi_core.engine.commit import Commit
 from lmi_core.engine.head_drafts import HeadDrafts
 from lmi_core.engine.kv_memory import KvMemory
@@ -19,8 +19,7 @@ from lmi_core.engine.model_drafts import ModelDrafts
 from lmi_core.engine.policy import Plan
 from lmi_core.engine.sequence import DraftedBy, Sequence
 from lmi_core.engine.stats import EngineTotals
-from lmi_core.engine.step_costs import StepCosts
-from lmi_core.engine.text_drafts import Draft, DraftSource, TextDrafts
+from lmi_core.engine.text_drafts import Draft, DraftSource, TextDrafts, num_before_end
 from lmi_core.runners.runner import DraftingRunner, DraftRunner, HeadRunner, Runner, RunnerInfo
 from lmi_core.settings.speculation_config import SpeculationConfig
 from lmi_core.weights.formats import FloatArray
@@ -28,10 +27,8 @@ from lmi_core.weights.formats import FloatArray
 if TYPE_CHECKING:
     from lmi_core._native import Step
 
-_LEAST_CHANCE = 0.05
-"""Of a token, that it is worth thinking about."""
-_LEAST_CHANCE_BESIDE_OTHERS = 0.6
-"""Of the next draft, for a sequence to wait for its tokens while others run ahead: it is in every
+_LEAST_EXPECTED = 1.0
+"""Right drafts of a sequence that waits for its tokens while others run ahead: it is in every
 second step then, and has to get more than two tokens of it."""
 
 
@@ -54,7 +51,7 @@ class Speculation:
         self._memory = memory
         self._totals = totals
         self._max_draft_tokens = max_draft_tokens
-        self.costs = StepCosts()
+        self.costs = _native.StepCosts()
         self._model: ModelDrafts | None = None
         self._heads: HeadDrafts | None = None
         sizes = {"block_size": memory.block_size, "max_depth": max_draft_tokens}
@@ -87,29 +84,19 @@ class Speculation:
         expected: float,
     ) -> None:
         """Give sequences drafts whose tokens are known; ``expected``: what others bring."""
-        # A sequence's chances fall, so those that are chosen are its first ones.
-        order = sorted(
-            (
-                (chance, i)
-                for i, (_, draft) in enumerate(offers)
-                for chance in draft.chances
-                if chance > _LEAST_CHANCE
-            ),
-            key=lambda entry: -entry[0],
-        )[:num_rows]
-        chances = [chance for chance, _ in order]
-        num_base = plan.num_tokens
-        num_tokens = len(plan.sequences) + round(expected)
-        count = self.costs.num_worthwhile(num_base, num_tokens, chances, ahead=self._goes_on(plan))
-        depths = Counter(i for _, i in order[:count])
+        depths = self.costs.depths(
+            plan.num_tokens,
+            len(plan.sequences) + expected,
+            [draft.chances for _, draft in offers],
+            num_rows,
+            ahead=self._goes_on(plan),
+        )
         num_drafting = len(offers) + sum(bool(sequence.drafts) for sequence in plan.sequences)
         others_run_ahead = num_drafting < len(plan.sequences) and self._info.runs_ahead
-        for i, (sequence, draft) in enumerate(offers):
-            expected = sum(draft.chances[: depths[i]])
-            # Beside sequences that run ahead it would be in every second step only.
-            if depths[i] and not (others_run_ahead and expected < 1.0):
-                token_ids = draft.token_ids[: depths[i]]
-                self._give(plan, sequence, token_ids, num_running, draft.source)
+        for (sequence, draft), depth in zip(offers, depths, strict=True):
+            if not depth or (others_run_ahead and sum(draft.chances[:depth]) < _LEAST_EXPECTED):
+                continue
+            self._give(plan, sequence, draft.token_ids[:depth], num_running, draft.source)
 
     def _draft_by_model(
         self,
@@ -134,7 +121,7 @@ class Speculation:
         has_others = len(wanted) < len(plan.sequences)
         if has_others and self._info.runs_ahead and not model.is_trying:
             # As above, beside sequences that run ahead.
-            depths = [(s, depth) for s, depth in depths if model.expected(s, depth) >= 1.0]
+            depths = [(s, d) for s, d in depths if model.expected(s, d) >= _LEAST_EXPECTED]
         room = [
             (sequence, depth)
             for sequence, most in depths
@@ -177,7 +164,11 @@ class Speculation:
             num_tokens = min(self._max_draft_tokens, num_left)
             if num_tokens > 0:
                 draft = self._source.draft(sequence, num_tokens)
-                offers.append((sequence, draft if draft and draft.token_ids else None))
+                # Nothing follows the end of a text.
+                count = num_before_end(draft.token_ids, sequence.end_ids) if draft else 0
+                if draft is not None and count < len(draft.token_ids):
+                    draft = Draft(draft.token_ids[:count], draft.chances[:count], draft.source)
+                offers.append((sequence, draft if count else None))
         return offers
 
     def _give(
@@ -188,10 +179,6 @@ class Speculation:
         num_running: int,
         source: DraftedBy,
     ) -> None:
-        # Nothing follows the end of a text.
-        if source != "model":  # whose tokens aren't known yet
-            ends = [i for i, token_id in enumerate(token_ids) if token_id in sequence.end_ids]
-            del token_ids[ends[0] if ends else len(token_ids) :]
         room = self._memory.draft_room(sequence, len(token_ids), num_running)
         sequence.drafts = token_ids[:room]
         sequence.drafted_by = source
@@ -203,17 +190,16 @@ class Speculation:
         if self._model is not None:
             drafting = self._waiting_for_model(self._model, sequences)
             sequences = [sequence for sequence in sequences if sequence not in drafting]
-        chances = [self._source.next_chance(sequence) for sequence in sequences]
-        order = sorted((c for c in chances if c > _LEAST_CHANCE), reverse=True)
-        num_rows, count = len(sequences), 0
-        if order:
-            count = self.costs.num_worthwhile(num_rows, num_rows, order, ahead=True)
-        if count == len(sequences):
+        chances = [self._source.next_chances(s, self._max_draft_tokens) for s in sequences]
+        count, most = len(sequences), self._info.max_logit_rows - len(sequences)
+        depths = self.costs.depths(count, count, chances, most, ahead=True)
+        if all(depths):
             return []
-        if not count:
-            return sequences
-        least = max(order[count - 1], _LEAST_CHANCE_BESIDE_OTHERS)
-        return [s for s, chance in zip(sequences, chances, strict=True) if chance < least]
+        return [
+            sequence
+            for sequence, each, depth in zip(sequences, chances, depths, strict=True)
+            if sum(each[:depth]) < _LEAST_EXPECTED
+        ]
 
     def _waiting_for_model(
         self, model: ModelDrafts, sequences: list[Sequence]
@@ -223,7 +209,7 @@ class Speculation:
         most = self._info.max_logit_rows - count
         depths = model.depths(wanted, count, count, most, ahead=True)
         alone = len(wanted) == count or model.is_trying
-        return frozenset(s for s, depth in depths if alone or model.expected(s, depth) >= 1.0)
+        return frozenset(s for s, d in depths if alone or model.expected(s, d) >= _LEAST_EXPECTED)
 
     def count(self, sequence: Sequence, num_drafted: int, num_accepted: int) -> None:
         """Note what became of a sequence's drafts."""

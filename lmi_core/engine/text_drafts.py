@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 from lmi_core import _native
 from lmi_core.engine.sequence import DraftedBy, Sequence
 from lmi_core.settings.speculation_config import SpeculationConfig
+from lmi_core.structured.matcher import Matcher
 
 _MAX_TEXT_TOKENS = 1 << 16
 """Of a sequence, that are searched; the index takes 16 bytes for each."""
@@ -18,6 +19,8 @@ _RATES_MEMORY = 0.998
 """Of guesses in all those texts: a few hundred tell how often one is right."""
 _NUM_FORCED = 16
 """Forced drafts that the chance of the next one is taken from."""
+_LEAST_CHANCE_TO_GO_ON = 0.25
+"""Of a draft, that it is worth asking what follows it by the grammar."""
 _NUM_PROMPT_TOKENS = 64
 """Of a prompt's end, kept with what came after it, so that it is found again from its start."""
 
@@ -44,13 +47,20 @@ class DraftSource(Protocol):
         """What may follow the tokens of a sequence, at most so many."""
         ...
 
-    def next_chance(self, sequence: Sequence) -> float:
-        """That a draft of what follows the token being computed will be right."""
+    def next_chances(self, sequence: Sequence, max_tokens: int) -> list[float]:
+        """Of what will be drafted behind the token being computed, as ``Draft.chances``."""
         ...
 
     def end(self, sequence: Sequence) -> None:
         """The sequence has all of its tokens."""
         ...
+
+
+def num_before_end(token_ids: list[int], end_ids: frozenset[int]) -> int:
+    """How many tokens come before the first one that ends a text."""
+    if end_ids.isdisjoint(token_ids):
+        return len(token_ids)
+    return next(i for i, token_id in enumerate(token_ids) if token_id in end_ids)
 
 
 class ForcedTokens:
@@ -61,18 +71,22 @@ class ForcedTokens:
         """Where a sequence's last forced tokens began, and the first one."""
         self._chance = 0.8
 
-    def draft(self, sequence: Sequence, max_tokens: int) -> Draft | None:
+    @property
+    def chance(self) -> float:
+        """Of a first forced token; behind it, a model spells as the tokenizer does."""
+        return self._chance
+
+    def next(self, sequence: Sequence) -> list[int]:
+        """What a sequence is forced to go on with."""
         assert sequence.matcher is not None
         position, token_id = self._first.pop(sequence, (len(sequence.token_ids), -1))
         if position < len(sequence.token_ids):
             is_right = sequence.token_ids[position] == token_id
             self._chance += (is_right - self._chance) / _NUM_FORCED
-        token_ids = sequence.matcher.forced_tokens()[:max_tokens]
-        if not token_ids:
-            return None
-        self._first[sequence] = (len(sequence.token_ids), token_ids[0])
-        # Behind the first one a model spells as the tokenizer does.
-        return Draft(token_ids, [self._chance] * len(token_ids), "grammar")
+        token_ids = sequence.matcher.forced_tokens()
+        if token_ids:
+            self._first[sequence] = (len(sequence.token_ids), token_ids[0])
+        return token_ids
 
     def end(self, sequence: Sequence) -> None:
         self._first.pop(sequence, None)
@@ -89,20 +103,42 @@ class TextDrafts:
         self._histories: OrderedDict[bytes, _History] = OrderedDict()
 
     def draft(self, sequence: Sequence, max_tokens: int) -> Draft | None:
-        forced = None if sequence.matcher is None else self._forced.draft(sequence, max_tokens)
         drafter = self._drafter(sequence)
-        if not drafter.follow(sequence.token_ids):
-            return forced
-        token_ids, chances = drafter.draft(max_tokens)
+        is_known = drafter.follow(sequence.token_ids)
         if sequence.matcher is not None:
-            del token_ids[sequence.matcher.num_allowed(token_ids) :]
-        if not token_ids or (forced is not None and forced.chances[0] >= chances[0]):
-            return forced
-        return Draft(token_ids, chances[: len(token_ids)])
+            return self._by_grammar(sequence, sequence.matcher, drafter, max_tokens)
+        return Draft(*drafter.draft(max_tokens)) if is_known else None
 
-    def next_chance(self, sequence: Sequence) -> float:
+    def _by_grammar(
+        self, sequence: Sequence, matcher: Matcher, drafter: _native.Drafter, max_tokens: int
+    ) -> Draft | None:
+        """By turns what is forced and what texts went on with, as far as the grammar allows it."""
+        token_ids: list[int] = []
+        chances: list[float] = []
+        source: DraftedBy = "text"
+        forced, chance = self._forced.next(sequence), 1.0
+        while len(token_ids) < max_tokens and chance > _LEAST_CHANCE_TO_GO_ON:
+            num_left, is_first = max_tokens - len(token_ids), not token_ids
+            text, text_chances = drafter.draft(num_left, token_ids)
+            del text[num_before_end(text, sequence.end_ids) :]
+            allowed = matcher.num_allowed(token_ids + text) - len(token_ids) if text else 0
+            if forced and (not allowed or self._forced.chance >= text_chances[0]):
+                found = forced[:num_left]
+                found_chances = [self._forced.chance] * len(found)
+                source = "grammar" if is_first else source
+            else:
+                found, found_chances = text[:allowed], text_chances[:allowed]
+            if not found:
+                break
+            token_ids += found
+            chances += [chance * each for each in found_chances]
+            chance = chances[-1]
+            forced = matcher.forced_tokens(token_ids) if chance > _LEAST_CHANCE_TO_GO_ON else []
+        return Draft(token_ids, chances, source) if token_ids else None
+
+    def next_chances(self, sequence: Sequence, max_tokens: int) -> list[float]:
         drafter = self._drafter(sequence)
-        return drafter.next_chance if drafter.follow(sequence.token_ids) else 0.0
+        return drafter.next_chances(max_tokens) if drafter.follow(sequence.token_ids) else []
 
     def end(self, sequence: Sequence) -> None:
         self._drafters.pop(sequence, None)

@@ -27,7 +27,7 @@ from lmi_core.models.rope_config import override_rope
 from lmi_core.models.slices import WHOLE, Slicing, slicing_of
 from lmi_core.models.smoothing import LayerFactors, Smoothing
 from lmi_core.models.spec import DecoderSpec
-from lmi_core.models.tensor_check import check_quantized, check_tensors, without_heads
+from lmi_core.models.tensor_check import check_quantized, check_tensors
 from lmi_core.models.tensor_reader import Progress, TensorReader
 from lmi_core.models.weight_packing import WeightPacking
 from lmi_core.models.weights import (
@@ -161,8 +161,7 @@ def find_model(asked: EngineConfig) -> FoundModel:
     matrices = {name: shape for name, shape in shapes.items() if name not in tables}
     quantized = StoredLayers(layout, matrices, tensors)
     check_quantized(checkpoint, quantized)
-    own = tensors if spec.has_head else without_heads(tensors, spec, shapes)
-    check_tensors(asked.model, spec, shapes, own, quantized, kv_scales)
+    check_tensors(asked.model, spec, shapes, tensors, quantized, kv_scales)
     if pooling is not None and pooling.answers is not None:
         shapes[answer_matrix(spec)] = (spec.vocab_size, spec.hidden_size)
     check_max_model_len(asked.max_model_len, spec.max_positions)

@@ -29,7 +29,12 @@ def check_tensors(
     kv_scales: Sequence[str] = (),
 ) -> None:
     """Raise ModelError unless ``tensors`` are exactly what ``spec`` needs, which has ``shapes``,
-    and ``kv_scales``: all faults at once."""
+    and ``kv_scales``: all faults at once. Of a model that pools, heads that it doesn't use may be
+    there, too."""
+    names = spec.names
+    if not spec.has_head:
+        prefix = names.embedding.partition(".")[0] + "."
+        tensors = {n: t for n, t in tensors.items() if n.startswith(prefix) or n in shapes}
     if (unread := unread_experts(spec, shapes, tensors)) is not None:
         raise ModelError(
             f"{path}: {unread} is of experts in common tensors, of which floats, fp8 (not "
@@ -37,7 +42,6 @@ def check_tensors(
             "tensors of their own, or are in one of these",
             field="model",
         )
-    names = spec.names
     known: set[str] = set()
     problems = []
     for name, shape in shapes.items():
@@ -77,14 +81,6 @@ def check_quantized(checkpoint: Checkpoint, quantized: StoredLayers) -> None:
         f"is {settings.method[:40]!r}, but no matrix is stored so: fetch the quantised files, or "
         "remove the quantisation's settings to serve these weights as they are",
     )
-
-
-def without_heads(
-    tensors: Mapping[str, TensorInfo], spec: DecoderSpec, shapes: Mapping[str, tuple[int, ...]]
-) -> Mapping[str, TensorInfo]:
-    """Of a model that pools, the tensors but for those of heads that it doesn't use."""
-    prefix = spec.names.embedding.partition(".")[0] + "."
-    return {n: tensor for n, tensor in tensors.items() if n.startswith(prefix) or n in shapes}
 
 
 def _problems(

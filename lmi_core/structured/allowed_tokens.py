@@ -51,8 +51,8 @@ class AllowedTokensMatcher:
         if self._inner is not None:
             self._inner.accept(token_id)
 
-    def forced_tokens(self) -> list[int]:
-        return [] if self._inner is None else self._inner.forced_tokens()
+    def forced_tokens(self, behind: Sequence[int] = ()) -> list[int]:
+        return [] if self._inner is None else self._inner.forced_tokens(behind)
 
     def num_allowed(self, token_ids: list[int]) -> int:
         allowed = list(takewhile(self._allows, token_ids))

@@ -104,8 +104,8 @@ class BannedSequencesMatcher:
         self._ids[self._num_ids] = token_id
         self._num_ids += 1
 
-    def forced_tokens(self) -> list[int]:
-        return [] if self._inner is None else self._inner.forced_tokens()
+    def forced_tokens(self, behind: Sequence[int] = ()) -> list[int]:
+        return [] if self._inner is None else self._inner.forced_tokens(behind)
 
     def num_allowed(self, token_ids: list[int]) -> int:
         if self._inner is not None:

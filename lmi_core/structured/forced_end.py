@@ -48,10 +48,11 @@ class ForcedEndMatcher:
             self._inner.accept(token_id)
         self._num_tokens += 1
 
-    def forced_tokens(self) -> list[int]:
-        if self._inner is None:
+    def forced_tokens(self, behind: Sequence[int] = ()) -> list[int]:
+        num_left = self._num_left - len(behind)
+        if self._inner is None or num_left <= 0:
             return []
-        return self._inner.forced_tokens()[: self._num_left]
+        return self._inner.forced_tokens(behind)[:num_left]
 
     def num_allowed(self, token_ids: list[int]) -> int:
         before, last = token_ids[: self._num_left], token_ids[self._num_left :]

@@ -33,8 +33,10 @@ _FIRST_BUDGET_S, _TOKEN_BUDGET_S = 0.5, 0.005
 step; of 128,000 tokens, JSON takes 0.02 ms for most masks, and less than 1 ms for nearly all."""
 _MAX_FIRST_S = 1.0
 _MAX_DRAFTED_CHARS = 8192
-"""Of a grammar whose forced tokens are looked for: the library finds all of them at once, which
-takes 0.1 s for a constant of 30,000 characters."""
+"""Of a grammar whose forced tokens are looked for, in the loop: the library finds all of them at
+once, which takes 0.1 s for a constant of 30,000 characters."""
+_MAX_FORCED_S = 0.005
+"""Processor time of a look at forced tokens, after which none follows; most take 5 µs."""
 _MAX_REASON_CHARS = 300
 
 
@@ -126,8 +128,6 @@ class GuidanceMatcher:
         self._matcher = matcher
         self._first_mask = first_mask
         self._may_draft = may_draft
-        self._drafts = False
-        """Whether anybody has asked for forced tokens."""
         self._num_accepted = 0
         self._forced: list[int] = []
         self._forced_from = -1
@@ -146,10 +146,6 @@ class GuidanceMatcher:
             mask[: len(self._first_mask)] = self._first_mask
         else:
             self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
-        if self._drafts and not self.forced_tokens():
-            # Here, in a thread of its own: this may take long, and the loop would wait.
-            self._forced_from = self._num_accepted
-            self._forced = list(self._matcher.compute_ff_tokens())
         spent_s = time.thread_time() - started_s
         self.spent_s += spent_s
         self._budget_s += _TOKEN_BUDGET_S - spent_s
@@ -163,13 +159,26 @@ class GuidanceMatcher:
         self._num_behind_end += is_behind_end
         place = self._num_accepted - self._forced_from
         if 0 <= place < len(self._forced) and self._forced[place] != token_id:
-            self._forced = []
+            del self._forced[place:]
         self._num_accepted += 1
 
-    def forced_tokens(self) -> list[int]:
-        self._drafts = self._may_draft
+    def forced_tokens(self, behind: Sequence[int] = ()) -> list[int]:
         place = self._num_accepted - self._forced_from
-        return self._forced[place:] if place >= 0 else []
+        if not behind and 0 <= place < len(self._forced):
+            return self._forced[place:]
+        if not self._may_draft or self._matcher.is_stopped():
+            return []
+        started_s = time.thread_time()
+        num_behind = self._matcher.try_consume_tokens(list(behind)) if behind else 0
+        forced: list[int] = []
+        if num_behind == len(behind):
+            forced = list(self._matcher.compute_ff_tokens())
+        if num_behind:
+            self._matcher.rollback(num_behind)
+        if not behind:
+            self._forced, self._forced_from = forced, self._num_accepted
+        self._may_draft = time.thread_time() - started_s < _MAX_FORCED_S
+        return list(forced)
 
     def num_allowed(self, token_ids: list[int]) -> int:
         return int(self._matcher.validate_tokens(token_ids))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -25,9 +26,9 @@ class Matcher(Protocol):
         """Go on by a token. UserError when the grammar doesn't allow it or costs too much."""
         ...
 
-    def forced_tokens(self) -> list[int]:
-        """Tokens that spell what the grammar leaves no choice about, as far as filling masks has
-        shown it since this was asked for first; others may spell it, too."""
+    def forced_tokens(self, behind: Sequence[int] = ()) -> list[int]:
+        """Tokens that spell what the grammar leaves no choice about, behind tokens that may come,
+        as far as that is known in a moment; others may spell it, too."""
         ...
 
     def num_allowed(self, token_ids: list[int]) -> int:

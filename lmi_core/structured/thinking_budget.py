@@ -147,11 +147,11 @@ class ThinkingMatcher:
         else:
             self._states.append(self._limit.after(self._states[-1], token_id))
 
-    def forced_tokens(self) -> list[int]:
-        forced = self._limit.forced(self._states[-1])
+    def forced_tokens(self, behind: Sequence[int] = ()) -> list[int]:
+        forced = () if behind else self._limit.forced(self._states[-1])
         if forced or self._inner is None:
             return list(forced)
-        return self._inner.forced_tokens()
+        return self._inner.forced_tokens(behind)
 
     def num_allowed(self, token_ids: list[int]) -> int:
         if self._inner is not None:

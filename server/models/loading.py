@@ -17,7 +17,6 @@ from lmi_core.config.table.capabilities import BACKENDS
 from lmi_core.config.targets.launch import CustomCodeLaunch, Launch, prepare_model
 from lmi_core.config.targets.sampling_defaults import sampling_defaults
 from lmi_core.config.targets.server_config import ServerConfig
-from lmi_core.config.targets.tls import tls_context
 from lmi_core.copies.copies import Copies
 from lmi_core.copies.machines import Devices, Machines, ThisMachine
 from lmi_core.copies.on_ray import RayMachines
@@ -123,7 +122,7 @@ def _loading_timeout(model: ModelConfig) -> float | None:
 
 def server_options(server: ServerConfig) -> ServerOptions:
     """The options of the server as a whole."""
-    tls, management = tls_context(server), server.management
+    tls, management = server.tls_context(), server.management
     return ServerOptions(
         host=server.host,
         port=server.port,

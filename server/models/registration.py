@@ -14,7 +14,6 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from lmi_core.config.artefacts.adapter_directories import check_adapter_code
-from lmi_core.config.artefacts.custom_code import custom_code
 from lmi_core.config.model_config import ModelConfig
 from lmi_core.config.paths import is_dir
 from lmi_core.config.problem import Problems
@@ -116,15 +115,12 @@ class ConfiguredRegistrar:
         )
 
     def _check_code(self, model: ModelConfig) -> None:
-        if self._server.allow_custom_code:
-            return
-        code = custom_code(model)
-        if code is not None:
+        if not self._server.allow_custom_code and model.code is not None:
             raise HttpError(
                 403,
                 "ForbiddenException",
-                f"The model {model.name} has code of its own ({code}), which this server runs only "
-                "with --allow-custom-code",
+                f"The model {model.name} has code of its own ({model.code}), which this server "
+                "runs only with --allow-custom-code",
             )
 
 

@@ -13,7 +13,7 @@ from lmi_core.engine.engine import Engine
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.settings.lora_config import LoraConfig
-from tests.checkpoints import VOCAB_SIZE, cached_checkpoint
+from tests.checkpoints import cached_checkpoint
 from tests.engine.draft_models import draft_whatever_it_costs
 from tests.engine.random_drafts import SPECULATION, draft_at_random
 from tests.engine.test_invariance import (
@@ -29,6 +29,7 @@ from tests.engine.test_invariance import (
     outcome,
 )
 from tests.lora_adapters import cached_adapter
+from tests.tiny_tokenizer import VOCAB_SIZE
 
 ADAPTERS = ("a", "b")
 CONDITIONS: dict[str, dict[str, object]] = {

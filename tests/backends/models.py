@@ -6,7 +6,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from tests.checkpoints import BOS_ID, EOS_ID, VOCAB_SIZE, write_tokenizer
+from tests.tiny_tokenizer import BOS_ID, EOS_ID, VOCAB_SIZE, write_tokenizer
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 

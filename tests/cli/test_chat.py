@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pty
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from lmi_core.cli import main
 from tests.cli.test_native import lmi, serving
 
 QUESTION = "The fox lives in the castle. The owl likes honey. Who likes honey?\n"
@@ -52,11 +54,18 @@ def test_a_server_answers_as_the_model_does(url: str) -> None:
         (["/no/such/model"], "/no/such/model"),
     ],
 )
-def test_errors_are_one_line(url: str, arguments: list[str], message: str) -> None:
-    result = lmi("chat", *(url if word == "URL" else word for word in arguments), text="hi\n")
-    assert result.returncode == 2
-    assert message in result.stderr
-    assert result.stderr.count("\n") == 1
+def test_errors_are_one_line(
+    url: str,
+    arguments: list[str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("hi\n"))
+    assert main(["chat", *(url if word == "URL" else word for word in arguments)]) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
 
 
 def test_a_server_that_breaks_off_is_told_after_what_came() -> None:

@@ -15,7 +15,7 @@ DOCUMENTS = (
     "README.md",
     *sorted(
         str(path.relative_to(ROOT))
-        for source in ("csrc", "lmi_core", "server")
+        for source in ("bench", "csrc", "lmi_core", "server")
         for path in (ROOT / source).rglob("README.md")
         if path.parent.name != "custom_code"  # names of files that users write
     ),

@@ -11,7 +11,8 @@ import pytest
 from lmi_core.engine.engine import Engine
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.errors import ConfigError, UserError
-from tests.checkpoints import VOCAB_SIZE, cached_checkpoint
+from tests.checkpoints import cached_checkpoint
+from tests.tiny_tokenizer import VOCAB_SIZE
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from lmi_core.engine.model_drafts import ModelDrafts
+from lmi_core._native import StepCosts
 from lmi_core.settings.speculation_config import SpeculationConfig
 from tests.checkpoints import cached_checkpoint
 
@@ -79,10 +79,17 @@ def drafted_by(model: Path, num_tokens: int = 4) -> SpeculationConfig:
 
 
 def draft_whatever_it_costs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        ModelDrafts,
-        "_num_worthwhile",
-        lambda self, chances, rows, tokens, most, ahead: (
-            min(self._max_depth, most // len(chances)) if chances else 0
-        ),
-    )
+    def common_depth(
+        self: StepCosts,
+        drafting: StepCosts,
+        chances: list[float],
+        num_rows: int,
+        num_tokens: float,
+        deepest: int,
+        extra_s: float,
+        *,
+        ahead: bool,
+    ) -> int:
+        return deepest if chances else 0
+
+    monkeypatch.setattr(StepCosts, "common_depth", common_depth)

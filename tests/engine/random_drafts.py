@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from lmi_core._native import StepCosts
 from lmi_core.engine import speculation
 from lmi_core.engine.sequence import Sequence
-from lmi_core.engine.step_costs import StepCosts
 from lmi_core.engine.text_drafts import Draft
 from lmi_core.settings.speculation_config import SpeculationConfig
 
@@ -37,8 +37,8 @@ class RandomDrafts:
         self.num_drafts += 1
         return Draft(tokens[:max_tokens], [1.0] * len(tokens[:max_tokens]))
 
-    def next_chance(self, sequence: Sequence) -> float:
-        return self._random.choice([0.0, 0.5, 1.0])
+    def next_chances(self, sequence: Sequence, max_tokens: int) -> list[float]:
+        return self._random.choice([[], [0.5], [1.0, 1.0]])[:max_tokens]
 
     def end(self, sequence: Sequence) -> None:
         pass
@@ -60,6 +60,19 @@ def draft_at_random(
 
 
 def draft_whatever_it_costs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        StepCosts, "num_worthwhile", lambda self, rows, tokens, all, ahead: len(all)
-    )
+    def depths(
+        self: StepCosts,
+        num_rows: int,
+        num_tokens: float,
+        chances: list[list[float]],
+        most: int,
+        *,
+        ahead: bool,
+    ) -> list[int]:
+        result = []
+        for each in chances:
+            result.append(min(len(each), most))
+            most -= result[-1]
+        return result
+
+    monkeypatch.setattr(StepCosts, "depths", depths)

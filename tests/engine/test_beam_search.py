@@ -18,7 +18,7 @@ from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.engine.stream import EventStream
 from lmi_core.errors import UserError
-from tests.checkpoints import VOCAB_SIZE, cached_checkpoint
+from tests.checkpoints import cached_checkpoint
 from tests.engine.fake_runner import FakeRunner
 from tests.engine.harness import (
     assert_nothing_leaked,
@@ -30,6 +30,7 @@ from tests.engine.harness import (
 )
 from tests.engine.test_invariance import config_of
 from tests.models.test_parity import oracle_model
+from tests.tiny_tokenizer import VOCAB_SIZE
 
 BEAMS = SamplingParams(max_new_tokens=12, num_beams=4, n=4, logprobs=0)
 PROMPTS = [[5, 9, 200], list(range(40, 73)), [17]]

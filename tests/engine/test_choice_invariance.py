@@ -18,9 +18,10 @@ from lmi_core.engine.outputs import TokenEvent, TokenLogprob
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.settings.engine_config import EngineConfig
-from tests.checkpoints import VOCAB_SIZE, cached_checkpoint
+from tests.checkpoints import cached_checkpoint
 from tests.engine.harness import run
 from tests.engine.random_drafts import SPECULATION, draft_at_random
+from tests.tiny_tokenizer import VOCAB_SIZE
 
 BLOCK_BYTES = _native.KvCache.block_bytes(
     num_layers=3, block_size=16, num_kv_heads=2, head_dim=16, dtype="bf16"

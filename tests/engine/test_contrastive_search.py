@@ -21,7 +21,7 @@ from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.engine.stream import EventStream
 from lmi_core.errors import UserError
-from tests.checkpoints import VOCAB_SIZE, cached_checkpoint
+from tests.checkpoints import cached_checkpoint
 from tests.engine.fake_runner import FakeRunner
 from tests.engine.harness import (
     assert_nothing_leaked,
@@ -34,6 +34,7 @@ from tests.engine.harness import (
 )
 from tests.engine.test_invariance import config_of
 from tests.models.test_parity import oracle_model
+from tests.tiny_tokenizer import VOCAB_SIZE
 
 SEARCH = SamplingParams(max_new_tokens=12, penalty_alpha=0.6, top_k=4, logprobs=2)
 PROMPTS = [[5, 9, 200, 5], list(range(40, 73)), [17]]

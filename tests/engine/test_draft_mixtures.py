@@ -17,13 +17,13 @@ from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.settings.lora_config import LoraConfig
 from lmi_core.settings.speculation_config import SpeculationConfig
 from lmi_core.structured.grammar import Grammar
-from tests.checkpoints import VOCAB_SIZE
 from tests.engine.draft_models import draft_whatever_it_costs, near_copy
 from tests.engine.eagle_heads import write_head as write_eagle
 from tests.engine.harness import run
 from tests.engine.test_medusa_heads import write_heads
 from tests.engine.test_model_drafts import TARGET, copy_of_target
 from tests.lora_adapters import cached_adapter
+from tests.tiny_tokenizer import VOCAB_SIZE
 
 MAX_LEN, BLOCK_SIZE = 240, 16
 GRAMMARS = (

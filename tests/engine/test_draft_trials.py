@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from lmi_core._native import StepCosts
 from lmi_core.engine.model_drafts import ModelDrafts
 from lmi_core.engine.sequence import SequenceState
-from lmi_core.engine.step_costs import StepCosts
 
 
 def costs(base_s: float, row_s: float) -> StepCosts:
@@ -52,6 +52,7 @@ class Steps:
             depths = self.drafts.depths(sequences, len(sequences), len(sequences), 64, ahead=False)
             self.drafts._note_begun([s for s, _ in depths])
             for each, depth in depths:
+                each.num_drafted = len(each.token_ids) - 1
                 chance, num_right = is_right[id(each)], 0
                 while num_right < depth and self._rng.random() < chance:
                     num_right += 1
@@ -98,7 +99,7 @@ def test_ones_that_are_often_right_and_do_not_pay_are_tried_less_and_less(
     """A right trial is no news of them; of a text whose drafts were wrong it is."""
     steps, texts = Steps(monkeypatch, base_s=0.005, draft_s=0.001), [sequence() for _ in range(8)]
     assert 1 <= sum(steps.run(texts, {id(text): 0.7 for text in texts}, 2000)) <= 40
-    seen = steps.run(texts, {id(text): 1.0 for text in texts}, 2500)
+    seen = steps.run(texts, {id(text): 1.0 for text in texts}, 5000)
     assert seen[-10:] == [8] * 10
 
 

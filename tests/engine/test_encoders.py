@@ -18,9 +18,9 @@ from lmi_core.errors import ContextLengthError, UserError
 from lmi_core.text.framed_text import FramedText
 from lmi_core.text.tokenizer import Tokenizer
 from lmi_core.weights.formats import FloatArray
-from tests.checkpoints import SPECIAL_TOKENS
 from tests.engine.test_pooling import RAW, engine_of, in_a_loop, inputs
 from tests.pooled_checkpoints import ENCODERS, encoder, write_modules
+from tests.tiny_tokenizer import SPECIAL_TOKENS
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

@@ -9,7 +9,7 @@ import pytest
 
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.engine.sequence import ActiveRequest, SequenceState
-from tests.engine.test_scheduler import History
+from tests.engine.scheduler_history import History
 
 
 def ask(history: History, tenant: str, num_prompt: int = 8, num_new: int = 12) -> ActiveRequest:

@@ -17,8 +17,9 @@ from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.runners.cpu.cpu_runner import CpuRunner
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.settings.speculation_config import SpeculationConfig
-from tests.checkpoints import VOCAB_SIZE, cached_checkpoint
+from tests.checkpoints import cached_checkpoint
 from tests.engine.random_drafts import SPECULATION, draft_at_random
+from tests.tiny_tokenizer import VOCAB_SIZE
 
 MAX_MODEL_LEN = 480
 BLOCK_SIZE = 16

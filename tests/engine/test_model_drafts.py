@@ -21,7 +21,7 @@ from lmi_core.runners.cpu.draft_runner import CpuDraftRunner
 from lmi_core.runners.cpu.memory_needs import estimate
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.settings.speculation_config import SpeculationConfig
-from tests.checkpoints import VOCAB_SIZE, cached_checkpoint, make_checkpoint, write_tokenizer
+from tests.checkpoints import cached_checkpoint, make_checkpoint
 from tests.engine.draft_models import (
     draft_whatever_it_costs,
     drafted_by,
@@ -30,6 +30,7 @@ from tests.engine.draft_models import (
 )
 from tests.engine.random_drafts import SPECULATION
 from tests.engine.test_invariance import CONDITIONS, assert_same, outcomes_alone, stored_model
+from tests.tiny_tokenizer import VOCAB_SIZE, write_tokenizer
 
 TARGET = ("llama3", "bfloat16")
 PARAMS = SamplingParams(max_new_tokens=48, ignore_eos=True, seed=5)

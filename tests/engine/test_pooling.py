@@ -23,8 +23,9 @@ from lmi_core.text.framed_text import FramedText
 from lmi_core.text.tokenizer import Tokenizer
 from lmi_core.weights.formats import FloatArray
 from lmi_core.weights.hf_config import UnsupportedSettingError
-from tests.checkpoints import VOCAB_SIZE, cached_checkpoint, make_checkpoint
+from tests.checkpoints import cached_checkpoint, make_checkpoint
 from tests.pooled_checkpoints import DECODERS, decoder, write_modules
+from tests.tiny_tokenizer import VOCAB_SIZE
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

@@ -6,7 +6,7 @@ import pytest
 
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.engine.sequence import ActiveRequest, SequenceState
-from tests.engine.test_scheduler import History
+from tests.engine.scheduler_history import History
 
 RUNNING, WAITING = SequenceState.RUNNING, SequenceState.WAITING
 

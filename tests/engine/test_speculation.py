@@ -36,8 +36,8 @@ class KnownTexts:
         tokens = self._rest(sequence)[:max_tokens]
         return Draft(tokens, [1.0] * len(tokens))
 
-    def next_chance(self, sequence: Sequence) -> float:
-        return 1.0 if self._rest(sequence)[1:] else 0.0
+    def next_chances(self, sequence: Sequence, max_tokens: int) -> list[float]:
+        return [1.0] * len(self._rest(sequence)[1 : max_tokens + 1])
 
     def end(self, sequence: Sequence) -> None:
         pass

@@ -13,10 +13,11 @@ from lmi_core.engine.engine import Engine
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.errors import UserError
 from lmi_core.text.watermark import watermark_score
-from tests.checkpoints import VOCAB_SIZE, cached_checkpoint
+from tests.checkpoints import cached_checkpoint
 from tests.engine.harness import collect, make_engine, run, token_ids
 from tests.engine.test_invariance import config_of
 from tests.models.test_parity import oracle_model
+from tests.tiny_tokenizer import VOCAB_SIZE
 
 PARAMS = SamplingParams(max_new_tokens=24, ignore_eos=True)
 PROMPTS = [[5, 9, 200, 5, 9], list(range(40, 73)), [17]]

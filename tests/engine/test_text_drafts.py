@@ -11,11 +11,12 @@ from unittest.mock import Mock
 import pytest
 
 from lmi_core import _native
+from lmi_core._native import StepCosts
+from lmi_core.engine import text_drafts
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.engine.stats import EngineTotals
-from lmi_core.engine.step_costs import StepCosts
-from lmi_core.engine.text_drafts import ForcedTokens
+from lmi_core.engine.text_drafts import ForcedTokens, TextDrafts
 from lmi_core.errors import UserError
 from lmi_core.settings.speculation_config import SpeculationConfig
 from tests.engine.fake_runner import FakeRunner
@@ -54,6 +55,17 @@ def test_a_text_that_repeats_itself_does_so_in_the_draft() -> None:
     assert 0 < chances[-1] < chances[0] < 1
 
 
+def test_what_follows_tokens_that_may_come() -> None:
+    text = [1, 2, 3, 4, 5, 9, 1, 2]
+    made = drafter(text, history=[[20, 21, 22, 23], [3, 20, 30]])
+    assert made.draft(2, [3])[0] == [4, 5]
+    assert made.draft(4, [4, 5, 9])[0] == [1, 2, 4, 5]  # which is the text's end, and repeats
+    assert made.draft(4, [20, 21])[0] == [22, 23]
+    assert made.draft(4, [3, 20])[0] == [30]
+    assert made.draft(4, [4, 3])[0] == []
+    assert made.draft(2)[0] == [3, 4]  # as if nobody had asked
+
+
 def test_earlier_texts_end_where_they_ended() -> None:
     made = drafter([5, 1, 2], history=[[1, 2, 3, 4], [7, 8, 9]])
     assert made.draft(9)[0] == [3, 4]
@@ -74,7 +86,7 @@ def test_chances_follow_what_was_right() -> None:
     right, wrong = drafter(earlier[:2], [earlier]), drafter(earlier[:2], [earlier])
     right.extend(earlier[2:60])
     assert right.draft(8)[1][-1] > 0.9
-    assert right.next_chance > 0.95
+    assert right.next_chances(8)[0] > 0.95
     for i in range(2, 200, 2):  # two tokens as before, then one that isn't
         wrong.extend([earlier[i + 1], *earlier[i : i + 2]])
     assert wrong.draft(8)[1][0] < 0.3
@@ -187,12 +199,40 @@ def test_forced_tokens_are_as_likely_as_they_were_right() -> None:
         text = [1, 2]
         sequence: Any = Mock(matcher=Mock(forced_tokens=lambda: [7, 8]), token_ids=text)
         for _ in range(40):
-            draft = forced.draft(sequence, 9)
-            assert draft is not None
-            assert draft.token_ids == [7, 8]
+            assert forced.next(sequence) == [7, 8]
             text += [7, 8, 3] if is_right else [6, 3]
-        assert (draft.chances[-1] > 0.9) == is_right
-        assert (draft.chances[0] < 0.2) != is_right
-    assert forced.draft(sequence, 1) is not None
-    sequence.matcher.forced_tokens = list
-    assert forced.draft(sequence, 9) is None
+        assert (forced.chance > 0.9) == is_right
+        assert (forced.chance < 0.2) != is_right
+
+
+def test_texts_and_forced_tokens_draft_by_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind what a text went on with comes what the grammar forces there, and texts again."""
+    monkeypatch.setattr(text_drafts, "_LEAST_CHANCE_TO_GO_ON", 0.0)
+    drafts = TextDrafts(SpeculationConfig())
+    drafts.remember(b"", [5, 6, 7, 0, 40, 41, 8])
+    drafts.remember(b"", [30, 31, 8, 9, 2, 10])
+    forced = {(): [], (7, 0): [30, 31]}
+    sequence: Any = Mock(
+        token_ids=[5, 6],
+        num_prompt=2,
+        end_ids=frozenset({2}),
+        request=Mock(prefix_seed=b""),
+        matcher=Mock(
+            forced_tokens=lambda behind=(): forced.get(tuple(behind), []),
+            num_allowed=lambda ids: ids.index(40) if 40 in ids else len(ids),
+        ),
+    )
+    for most in (16, 3):
+        draft = drafts.draft(sequence, most)
+        assert draft is not None
+        assert draft.token_ids == [7, 0, 30, 31, 8, 9][:most]
+        assert draft.chances == sorted(draft.chances, reverse=True)
+        assert draft.source == "text"
+    forced[()] = [7, 0]
+    draft = drafts.draft(sequence, 16)
+    assert draft is not None
+    assert draft.source == "grammar"
+    sequence.matcher = None
+    draft = drafts.draft(sequence, 16)
+    assert draft is not None
+    assert draft.token_ids == [7, 0, 40, 41, 8]

@@ -11,7 +11,13 @@ from lmi_core import _native
 
 KEY_GROUP = 16
 
-LEVELS = _native.instruction_sets()
+FLOAT_LEVELS = [
+    level for level in _native.instruction_sets() if not level.endswith(("_vnni", "_dotprod"))
+]
+"""Without those that multiply bytes alone otherwise (``LMI_BYTE_DOT``), which attention doesn't."""
+VECTORS = [level for level in FLOAT_LEVELS if not level.endswith("_bf16")]
+"""One of each vector layer: where neither bytes nor bf16 are multiplied (sampling, rotation, norms)
+the others have its code."""
 
 
 def to_bf16(x: npt.NDArray[np.floating]) -> npt.NDArray[np.uint16]:
@@ -167,7 +173,7 @@ def reference_attention(
     scale: float,
     window: int = 0,
     soft_cap: float = 0.0,
-    slopes: npt.NDArray[np.float32] | None = None,
+    slopes: npt.ArrayLike | None = None,
 ) -> npt.NDArray[np.float64]:
     """q [rows, hq, d] at positions from start; k, v [tokens, hkv, d] -> [rows, hq, d]."""
     rows, num_q_heads, _ = q.shape
@@ -180,7 +186,7 @@ def reference_attention(
     position = start + np.arange(rows)[:, None]
     token = np.arange(k.shape[0])[None, :]
     if slopes is not None:
-        scores = scores + slopes.astype(np.float64)[:, None, None] * (token - position)
+        scores = scores + np.asarray(slopes, np.float32)[:, None, None] * (token - position)
     seen = token <= position
     if window > 0:
         seen &= token > position - window

@@ -9,8 +9,8 @@ import pytest
 
 from lmi_core import _native
 from tests.kernels.paged import (
+    FLOAT_LEVELS,
     KEY_GROUP,
-    LEVELS,
     CacheShape,
     as_float,
     reference_attention,
@@ -90,7 +90,23 @@ class Context:
         return y.reshape(count, -1)
 
 
-@pytest.mark.parametrize("level", LEVELS)
+Span = tuple[int, int, int]
+"""A sequence, where it starts, how many tokens."""
+
+
+@functools.lru_cache(maxsize=1)
+def with_reference(
+    lengths: tuple[int, ...],
+    spans: tuple[Span, ...],
+    shape: tuple[tuple[str, Any], ...],
+    options: tuple[tuple[str, Any], ...] = (),
+) -> tuple[Context, list[npt.NDArray[np.float64]]]:
+    """For all instruction levels, one after the other."""
+    context = Context(list(lengths), **dict(shape))
+    return context, [context.reference(*span, **dict(options)) for span in spans]
+
+
+@pytest.mark.parametrize("level", FLOAT_LEVELS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("head_dim", "num_q_heads", "num_kv_heads", "block_size"),
@@ -106,24 +122,22 @@ class Context:
 def test_matches_reference(
     level: str, dtype: str, head_dim: int, num_q_heads: int, num_kv_heads: int, block_size: int
 ) -> None:
-    context = Context(
-        [300, 1, 530, 17],
-        num_q_heads=num_q_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        block_size=block_size,
-        num_layers=2,
-        dtype=dtype,
-    )
-    rows = [(0, 0, 300), (1, 0, 1), (2, 529, 1), (3, 10, 7)]
-    results = context.run(Runner(level, num_threads=2, stride=7), rows)
-    for (seq, start, count), y in zip(rows, results, strict=True):
-        np.testing.assert_allclose(
-            y, context.reference(seq, start, count), atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype]
-        )
+    shape = {
+        "num_q_heads": num_q_heads,
+        "num_kv_heads": num_kv_heads,
+        "head_dim": head_dim,
+        "block_size": block_size,
+        "num_layers": 2,
+        "dtype": dtype,
+    }
+    rows = ((0, 0, 300), (1, 0, 1), (2, 529, 1), (3, 10, 7))
+    context, expected = with_reference((300, 1, 530, 17), rows, tuple(shape.items()))
+    results = context.run(Runner(level, num_threads=2, stride=7), list(rows))
+    for wanted, y in zip(expected, results, strict=True):
+        np.testing.assert_allclose(y, wanted, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", FLOAT_LEVELS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("head_dim", "num_q_heads"), [(72, 16), (40, 1), (6, 5), (14, 60)])
 def test_keys_alone_give_the_bits_of_equal_values(
@@ -147,7 +161,7 @@ def test_keys_alone_give_the_bits_of_equal_values(
             np.testing.assert_array_equal(y, wanted)
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", FLOAT_LEVELS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_what_lies_behind_the_last_key_is_not_read(level: str, dtype: str) -> None:
     context = Context([37], num_q_heads=4, num_kv_heads=1, dtype=dtype, head_dim=16, is_latent=True)
@@ -160,26 +174,24 @@ def test_what_lies_behind_the_last_key_is_not_read(level: str, dtype: str) -> No
     np.testing.assert_array_equal(y, wanted)
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", FLOAT_LEVELS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("window", "soft_cap"), [(1, 0.0), (40, 0.0), (300, 0.0), (0, 5.0), (257, 3.0)]
 )
 def test_window_soft_cap_and_slopes(level: str, dtype: str, window: int, soft_cap: float) -> None:
-    context = Context([700], num_q_heads=4, dtype=dtype, head_dim=32)
-    slopes = np.array([0.5, 0.01, 0.125, 0.003], np.float32)
-    options: dict[str, Any] = {"window": window, "soft_cap": soft_cap, "slopes": slopes}
-    for start, count in [(0, 700), (600, 100), (699, 1)]:
-        (y,) = context.run(Runner(level), [(0, start, count)], **options)
-        np.testing.assert_allclose(
-            y,
-            context.reference(0, start, count, **options),
-            atol=TOLERANCE[dtype],
-            rtol=TOLERANCE[dtype],
-        )
+    shape = (("num_q_heads", 4), ("dtype", dtype), ("head_dim", 32))
+    slopes = (0.5, 0.01, 0.125, 0.003)
+    options = {"window": window, "soft_cap": soft_cap, "slopes": slopes}
+    spans = ((0, 0, 700), (0, 600, 100), (0, 699, 1))
+    context, expected = with_reference((700,), spans, shape, tuple(options.items()))
+    options["slopes"] = np.array(slopes, np.float32)
+    for span, wanted in zip(spans, expected, strict=True):
+        (y,) = context.run(Runner(level), [span], **options)
+        np.testing.assert_allclose(y, wanted, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", FLOAT_LEVELS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("window", [0, 100])
 @pytest.mark.parametrize(("num_q_heads", "num_kv_heads", "head_dim"), [(7, 1, 64), (4, 2, 20)])
@@ -218,7 +230,7 @@ def test_bits_do_not_depend_on_chunking(
         np.testing.assert_array_equal(y, alone[start : start + 1])
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", FLOAT_LEVELS)
 @pytest.mark.parametrize(
     ("num_threads", "num_q_heads", "num_kv_heads", "dtype"),
     [(1, 6, 3, "bf16"), (2, 4, 1, "bf16"), (2, 3, 3, "int8"), (8, 6, 3, "bf16"), (8, 4, 1, "fp32")],
@@ -240,7 +252,7 @@ def test_long_decode_is_cut_into_spans(
     np.testing.assert_allclose(alone, context.reference(0, 2999, 1), atol=TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", FLOAT_LEVELS)
 def test_many_sequences(level: str) -> None:
     lengths = [1 + 37 * i % 400 for i in range(70)]
     context = Context(lengths, num_q_heads=2, num_kv_heads=1, head_dim=16)
@@ -252,7 +264,7 @@ def test_many_sequences(level: str) -> None:
         np.testing.assert_allclose(y, context.reference(*row), atol=2e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", FLOAT_LEVELS)
 @pytest.mark.parametrize(("q_dtype", "cache_dtype"), [("fp32", "bf16"), ("bf16", "fp32")])
 def test_queries_of_another_dtype_are_converted(level: str, q_dtype: str, cache_dtype: str) -> None:
     context = Context([90], num_q_heads=2, num_kv_heads=2, head_dim=10, dtype=cache_dtype)
@@ -264,7 +276,7 @@ def test_queries_of_another_dtype_are_converted(level: str, q_dtype: str, cache_
     np.testing.assert_array_equal(y, expected)
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", FLOAT_LEVELS)
 def test_bf16_outputs_are_the_rounded_floats(level: str) -> None:
     context = Context([50], num_q_heads=4, head_dim=24, dtype="bf16")
     (y,) = context.run(Runner(level), [(0, 0, 50)])
@@ -272,7 +284,7 @@ def test_bf16_outputs_are_the_rounded_floats(level: str) -> None:
     np.testing.assert_array_equal(halves, to_bf16(y))
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", FLOAT_LEVELS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_unwritten_memory_does_not_matter(level: str, dtype: str) -> None:
     context = Context([45], num_q_heads=2, head_dim=16, dtype=dtype)
@@ -292,7 +304,7 @@ def test_unwritten_memory_does_not_matter(level: str, dtype: str) -> None:
     np.testing.assert_array_equal(y, expected)
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", FLOAT_LEVELS)
 def test_nan_shows(level: str) -> None:
     context = Context([20], num_q_heads=2, head_dim=16)
     context.q[0][7] = np.nan

@@ -1,4 +1,4 @@
-"""Embedding, norms, activations and row gathering of every instruction set against numpy."""
+"""Embedding, norms, activations and row gathering of every vector layer against numpy."""
 
 import math
 
@@ -7,10 +7,11 @@ import pytest
 
 from lmi_core import _native
 from tests.kernels.bf16 import as_float, from_bf16, to_bf16
+from tests.kernels.paged import VECTORS
 
 kernels = _native.kernels
 LinearWeight = _native.LinearWeight
-pytestmark = pytest.mark.parametrize("level", _native.instruction_sets())
+pytestmark = pytest.mark.parametrize("level", VECTORS)
 COLUMNS = [1, 15, 16, 17, 64, 100, 768, 2049]
 
 

@@ -8,7 +8,7 @@ import numpy.typing as npt
 import pytest
 
 from lmi_core import _native
-from tests.kernels.paged import LEVELS, CacheShape, as_float, quantize_rows, to_bf16
+from tests.kernels.paged import VECTORS, CacheShape, as_float, quantize_rows, to_bf16
 
 Runner = _native.paged_kernels.Runner
 Step = _native.paged_kernels.Step
@@ -91,7 +91,7 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", VECTORS)
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "int8"])
 @pytest.mark.parametrize("norm", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
@@ -124,7 +124,7 @@ def test_matches_reference(level: str, dtype: str, norm: bool, shape: dict[str, 
         np.testing.assert_array_equal(values, exact_v)
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", VECTORS)
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "int8"])
 @pytest.mark.parametrize("num_threads", [1, 2, 7])
 def test_chunking_does_not_change_the_cache(level: str, dtype: str, num_threads: int) -> None:
@@ -147,7 +147,7 @@ def test_chunking_does_not_change_the_cache(level: str, dtype: str, num_threads:
             np.testing.assert_array_equal(array[1, block, :, offset], expected[1, block, :, offset])
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", VECTORS)
 def test_even_tokens_clear_their_neighbour(level: str) -> None:
     case = Case(num_q_heads=1, num_kv_heads=1, head_dim=16, rotary_dim=16, norm=False, dtype="bf16")
     case.cache.raw[:] = 0x7FC0  # NaN
@@ -161,7 +161,7 @@ def test_even_tokens_clear_their_neighbour(level: str) -> None:
     assert (after[5] != 0).all()
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", VECTORS)
 def test_even_tokens_clear_their_neighbours_codes(level: str) -> None:
     case = Case(num_q_heads=1, num_kv_heads=1, head_dim=16, rotary_dim=16, norm=False, dtype="int8")
     case.cache.raw[:] = 0x55
@@ -174,7 +174,7 @@ def test_even_tokens_clear_their_neighbours_codes(level: str) -> None:
     assert (after[5] != 0).any()
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", VECTORS)
 def test_what_is_not_finite_stays_so(level: str) -> None:
     shape = {"num_q_heads": 1, "num_kv_heads": 1, "head_dim": 16, "rotary_dim": 16}
     case = Case(norm=False, dtype="int8", **shape)
@@ -185,7 +185,7 @@ def test_what_is_not_finite_stays_so(level: str) -> None:
     assert np.isfinite(values[[0, 1, 2, 4]]).all()
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", VECTORS)
 def test_bf16_queries_are_rounded(level: str) -> None:
     case = Case(num_q_heads=3, num_kv_heads=1, head_dim=10, rotary_dim=4, norm=True, dtype="bf16")
     q = case.run(Runner(level), [(0, 0, 9)])
@@ -193,7 +193,7 @@ def test_bf16_queries_are_rounded(level: str) -> None:
     np.testing.assert_array_equal(halves, to_bf16(q))
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", VECTORS)
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "int8"])
 def test_block_copy_takes_every_layer(level: str, dtype: str) -> None:
     cache = CacheShape(num_layers=3, num_blocks=6, head_dim=8, dtype=dtype)

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from tests.kernels.paged import LEVELS
+from tests.kernels.paged import VECTORS
 from tests.kernels.sampling_case import (
     FILTERS,
     chi_square,
@@ -18,7 +18,7 @@ from tests.kernels.sampling_case import (
 )
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", VECTORS)
 @pytest.mark.parametrize("vocab", [1, 15, 17, 256, 257, 1000, 32003])
 def test_greedy_is_argmax(level: str, vocab: int) -> None:
     logits = random_logits(5, vocab)
@@ -30,7 +30,7 @@ def test_greedy_is_argmax(level: str, vocab: int) -> None:
     assert (result["num_top"] == 0).all()
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", VECTORS)
 @pytest.mark.parametrize("vocab", [3, 18, 4096, 5000, 70001])
 def test_top_logprobs(level: str, vocab: int) -> None:
     logits = random_logits(4, vocab, seed=1)
@@ -50,7 +50,7 @@ def test_top_logprobs(level: str, vocab: int) -> None:
         )
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", VECTORS)
 def test_targets_report_their_log_probability(level: str) -> None:
     logits = random_logits(3, 1234)
     targets = np.array([7, 1233, -1])
@@ -69,7 +69,7 @@ def test_targets_report_their_log_probability(level: str) -> None:
     assert result["num_top"].tolist() == [2, 4, 0]
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", VECTORS)
 def test_penalties_bias_and_bans(level: str) -> None:
     vocab = 700
     logits = random_logits(1, vocab, seed=3)
@@ -115,7 +115,7 @@ def test_penalties_bias_and_bans(level: str) -> None:
     assert sample(level, changed, [done])["ids"][0] == 13
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", VECTORS)
 def test_seed_choice_and_position_decide_and_nothing_else(level: str) -> None:
     logits = random_logits(1, 3000, seed=4)
     settings = [
@@ -142,7 +142,7 @@ def test_seed_choice_and_position_decide_and_nothing_else(level: str) -> None:
     assert not np.array_equal(variants[0], variants[2])
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", VECTORS)
 @pytest.mark.parametrize("settings", FILTERS[:1] + FILTERS[4:6] + FILTERS[11:] + [{}], ids=str)
 def test_broken_rows_fail_alone(level: str, settings: dict[str, Any]) -> None:
     vocab = 600
@@ -158,7 +158,7 @@ def test_broken_rows_fail_alone(level: str, settings: dict[str, Any]) -> None:
     assert result["num_top"].tolist() == [0, 0, 0, 3, 3]
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", VECTORS)
 @pytest.mark.parametrize("vocab", [1, 17, 300, 5003])
 @pytest.mark.parametrize("settings", [{}, *FILTERS, {"temperature": 1.0}], ids=str)
 def test_rows_without_log_probabilities_draw_the_same_tokens(
@@ -178,7 +178,7 @@ def test_rows_without_log_probabilities_draw_the_same_tokens(
     assert not silent["num_top"].any()
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", VECTORS)
 @pytest.mark.parametrize(
     "settings", [{}, {"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.9}], ids=str
 )
@@ -191,7 +191,7 @@ def test_masked_logits_are_never_drawn(level: str, settings: dict[str, Any]) -> 
     assert top["top_ids"][0, : top["num_top"][0]].tolist() == [300, 4, 999]
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", VECTORS)
 @pytest.mark.parametrize("vocab", [1, 31, 33, 300, 5003])
 @pytest.mark.parametrize("settings", [{}, *FILTERS[:2], *FILTERS[4:8], FILTERS[11]], ids=str)
 def test_a_mask_is_as_bans_of_all_other_tokens(
@@ -225,7 +225,7 @@ def test_a_mask_is_as_bans_of_all_other_tokens(
             np.testing.assert_array_equal(result[name][i, :num_top], same[name][i, :num_top])
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", VECTORS)
 def test_an_empty_mask_gives_no_token_and_a_full_one_changes_none(level: str) -> None:
     logits = random_logits(3, 1000)
     rows = [{"temperature": 1.0, "seed": i} for i in range(3)]
@@ -252,7 +252,7 @@ def test_philox_reference_gives_the_published_vectors() -> None:
     assert pi == (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1)
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", VECTORS)
 def test_random_numbers_are_philox(level: str) -> None:
     """Over 256 equal logits the token is the upper byte of the random number."""
     logits = np.zeros((40, 256), np.float32)

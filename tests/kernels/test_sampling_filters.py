@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.kernels.paged import LEVELS
+from tests.kernels.paged import VECTORS
 from tests.kernels.sampling_case import (
     FILTERS,
     chi_square,
@@ -17,7 +17,7 @@ from tests.kernels.sampling_case import (
 )
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", VECTORS)
 @pytest.mark.parametrize("settings", FILTERS, ids=str)
 @pytest.mark.parametrize("vocab", [300, 5001])
 def test_distribution(level: str, settings: dict[str, Any], vocab: int) -> None:
@@ -27,7 +27,7 @@ def test_distribution(level: str, settings: dict[str, Any], vocab: int) -> None:
     assert chi_square(ids, p) < 4
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", VECTORS)
 def test_every_kept_token_and_no_other_is_drawn(level: str) -> None:
     """Nearly flat logits, so that the support itself shows."""
     logits = np.linspace(0.1, 0, 64, dtype=np.float32)
@@ -37,7 +37,7 @@ def test_every_kept_token_and_no_other_is_drawn(level: str) -> None:
         np.testing.assert_array_equal(np.unique(ids), np.flatnonzero(p))
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", VECTORS)
 @pytest.mark.parametrize("settings", [{}, {"top_k": 299}, {"top_p": 0.999999}], ids=str)
 @pytest.mark.parametrize(("first", "typical_p"), [(6.0, 0.5), (3.0, 0.9), (4.7, 0.3)])
 def test_typical_tokens_need_not_be_the_likeliest(
@@ -54,7 +54,7 @@ def test_typical_tokens_need_not_be_the_likeliest(
     assert chi_square(ids, p) < 4
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", VECTORS)
 def test_typical_among_equals_keeps_the_lowest_ids(level: str) -> None:
     logits = np.full(1000, -np.inf, np.float32)
     logits[[3, *range(200, 999)]] = 0.5
@@ -74,7 +74,7 @@ def test_typical_sets_are_those_of_transformers(typical_p: float) -> None:
         np.testing.assert_array_equal(np.flatnonzero(p), np.flatnonzero(kept[row]))
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", VECTORS)
 def test_top_k_among_equals_keeps_the_lowest_ids(level: str) -> None:
     ids = draw_many(level, np.zeros(1000, np.float32), {"temperature": 1.0, "top_k": 7}, 500)
     assert set(ids) == set(range(7))

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from lmi_core import _native
+from tests.kernels.paged import VECTORS
 from tests.kernels.sampling_case import sample
 
 
@@ -23,7 +24,7 @@ def test_the_permutation_is_that_of_pytorch_on_a_cpu(
     np.testing.assert_array_equal(got, expected)
 
 
-@pytest.mark.parametrize("level", _native.instruction_sets())
+@pytest.mark.parametrize("level", VECTORS)
 def test_favoured_tokens_get_the_bias_before_penalties(level: str) -> None:
     """The token before is 0 here: the kernel has no step to read it from."""
     vocab_size = 500

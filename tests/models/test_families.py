@@ -17,7 +17,6 @@ from safetensors.numpy import load_file, save_file
 from lmi_core.models.loader import load_model
 from tests.adapters import test_lora_parity as lora
 from tests.checkpoints import (
-    EOS_ID,
     FAMILIES,
     SHAPE,
     VARIANTS,
@@ -36,6 +35,7 @@ from tests.models.forward import (
 )
 from tests.models.test_parity import oracle_logits, oracle_model, rms
 from tests.models.test_quantised import MOST_ERROR, Dequantised
+from tests.tiny_tokenizer import EOS_ID
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -84,6 +84,14 @@ def exact_logits(variant: str, stored: str) -> Logits:
     return np.concatenate(oracle_logits(oracle, sequences(variant)))
 
 
+@functools.cache
+def rounding_of_transformers(variant: str) -> float:
+    """By how much bf16 changes its logits."""
+    oracle = oracle_model(variant, "bfloat16", "bfloat16")
+    theirs = np.concatenate(oracle_logits(oracle, sequences(variant)))
+    return rms(theirs - exact_logits(variant, "bfloat16"))
+
+
 def run(forward: Forward, variant: str, max_chunk: int = 48, seed: int = 0) -> Logits:
     return np.concatenate(all_logits(forward, sequences(variant), max_chunk, seed))
 
@@ -109,14 +117,13 @@ def test_fp32_logits_and_greedy_tokens(variant: str, backend: str) -> None:
             np.testing.assert_array_equal(each[rows].argmax(1)[clear[rows]], wanted)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+# Nobody is compared with the reference in bf16.
+@pytest.mark.parametrize("backend", BACKENDS[1:])
 @pytest.mark.parametrize("variant", FAMILIES)
 def test_bf16_error_is_close_to_that_of_transformers(variant: str, backend: str) -> None:
     logits = run(make_forward(backend, variant, "bf16", "bfloat16"), variant)
-    oracle = oracle_model(variant, "bfloat16", "bfloat16")
-    theirs = np.concatenate(oracle_logits(oracle, sequences(variant)))
-    exact = exact_logits(variant, "bfloat16")
-    assert rms(logits - exact) <= 1.5 * rms(theirs - exact)
+    error = rms(logits - exact_logits(variant, "bfloat16"))
+    assert error <= 1.5 * rounding_of_transformers(variant)
 
 
 @pytest.mark.parametrize("variant", [*FAMILIES, *VARIANTS])

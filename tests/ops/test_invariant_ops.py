@@ -90,8 +90,13 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16", *CODES])
-@pytest.mark.parametrize(("window", "soft_cap"), [(0, 0.0), (20, 5.0)])
+@pytest.mark.parametrize(
+    ("dtype", "window", "soft_cap"),
+    [
+        *((dtype, *mask) for dtype in ("fp32", "bf16") for mask in ((0, 0.0), (20, 5.0))),
+        *((codes, 20, 5.0) for codes in CODES),
+    ],
+)
 @pytest.mark.parametrize("name", CASES)
 def test_attention(
     ops: ModuleType,

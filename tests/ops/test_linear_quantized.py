@@ -98,28 +98,28 @@ def test_rows_are_those_of_the_cpu_engine(
         assert found == words[row, 3 : 3 + count].tolist()
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+# Of either type the products' operands are codes, which are tried with both above.
 @pytest.mark.parametrize(
-    ("rows", "inputs", "outputs", "is_gated"),
+    ("rows", "inputs", "outputs", "is_gated", "dtype"),
     [
-        (1, 64, 16, False),
-        (5, 201, 41, False),
-        (17, 1416, 70, True),
-        (33, 130, 40, False),
-        (64, 4100, 34, True),
-        (65, 61, 7, False),
-        (130, 200, 136, False),
-        (200, 328, 300, True),
+        (1, 64, 16, False, "fp32"),
+        (5, 201, 41, False, "bf16"),
+        (17, 1416, 70, True, "fp32"),
+        (33, 130, 40, False, "bf16"),
+        (64, 4100, 34, True, "bf16"),
+        (65, 61, 7, False, "fp32"),
+        (130, 200, 136, False, "fp32"),
+        (200, 328, 300, True, "bf16"),
     ],
 )
 def test_products_are_those_of_the_cpu_engine(
     ops: ModuleType,
     device: torch.device,
-    dtype: str,
     rows: int,
     inputs: int,
     outputs: int,
     is_gated: bool,
+    dtype: str,
 ) -> None:
     weight, unpacked = packed_weight(outputs, inputs, 0, is_gated)
     x = with_outliers(random(rows, inputs)).to(DTYPES[dtype])

@@ -25,10 +25,11 @@ from lmi_core.settings.lora_config import LoraConfig
 from lmi_core.structured.grammar import Grammar
 from lmi_server.http.metrics import Metrics
 from lmi_server.models.recorded import RecordedEngine
-from tests.checkpoints import VOCAB_SIZE, cached_checkpoint
+from tests.checkpoints import cached_checkpoint
 from tests.cli.test_native import lmi
 from tests.lora_adapters import cached_adapter
 from tests.server.harness import serving_backend
+from tests.tiny_tokenizer import VOCAB_SIZE
 
 NUM_RECEIPTS = 24
 NUM_BLOCKS = 14

@@ -10,6 +10,7 @@ import pytest
 
 from lmi_core.demo import MODEL_DIR
 from lmi_core.errors import UserError
+from lmi_core.structured import guidance
 from lmi_core.structured.allowed_tokens import AllowedTokens
 from lmi_core.structured.grammar import MAX_GRAMMAR_CHARS, Grammar
 from lmi_core.structured.guidance import GuidanceLibrary
@@ -272,13 +273,15 @@ def test_every_kind_of_tokenizer(make: Any) -> None:
         assert tokenizer.token_text(token_id).replace(" ", "a").isalpha()
 
 
-def test_forced_tokens_are_found_where_masks_are_filled() -> None:
+def test_forced_tokens_are_those_that_must_come() -> None:
     matcher = LIBRARY.compile(Grammar.regex("[ab]; once upon a time, (x|y) there")).matcher()
     assert matcher.forced_tokens() == []
     first = min(allowed(matcher))
+    behind = matcher.forced_tokens([first])
+    assert matcher.forced_tokens() == []  # nothing was accepted
     matcher.accept(first)
-    assert matcher.forced_tokens() == []  # the loop finds none itself
-    allowed(matcher)
+    assert matcher.forced_tokens() == behind
+    assert matcher.forced_tokens(behind) == []
     run = matcher.forced_tokens()
     assert DEMO.decode(run).strip() in "; once upon a time,"
     assert matcher.num_allowed(run) == len(run) > 2
@@ -289,6 +292,19 @@ def test_forced_tokens_are_found_where_masks_are_filled() -> None:
     allowed(matcher)
     matcher.rollback(len(run) - 1)
     assert matcher.num_allowed(run[1:]) == len(run) - 1
+    assert matcher.forced_tokens() == run[1:]
+
+
+def test_a_look_that_takes_long_is_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    matcher = LIBRARY.compile(Grammar.regex("one two three [ab] four five")).matcher()
+    monkeypatch.setattr(guidance, "_MAX_FORCED_S", 0.0)
+    run = matcher.forced_tokens()
+    assert run
+    for i, token_id in enumerate(run):
+        assert matcher.forced_tokens() == run[i:]
+        matcher.accept(token_id)
+    matcher.accept(min(allowed(matcher)))
+    assert matcher.forced_tokens() == []
 
 
 def test_a_long_constant_is_not_looked_through() -> None:

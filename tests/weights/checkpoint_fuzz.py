@@ -28,13 +28,14 @@ from lmi_core.weights.gguf.file import read_gguf
 from tests import integer_checkpoints
 from tests.bitsandbytes_checkpoints import FORMS as BITSANDBYTES
 from tests.bitsandbytes_checkpoints import make_bitsandbytes_checkpoint
-from tests.checkpoints import cached_checkpoint, make_checkpoint, write_tokenizer
+from tests.checkpoints import cached_checkpoint, make_checkpoint
 from tests.exl2_checkpoints import make_exl2_checkpoint
 from tests.fp8_checkpoints import CONFIGS as FP8
 from tests.fp8_checkpoints import make_fp8_checkpoint
 from tests.gguf_files import BLOCKS, llama_metadata, llama_tensors, random_blocks, write_gguf
 from tests.integer_checkpoints import make_integer_checkpoint
 from tests.models.test_gguf_mixtures import converted, metadata
+from tests.tiny_tokenizer import write_tokenizer
 from tests.weights.test_fp4_checkpoints import FORMS as FP4
 from tests.weights.test_fp4_checkpoints import make as make_fp4_checkpoint
 from tests.weights.test_kernel_layouts import FORMS as KERNELS

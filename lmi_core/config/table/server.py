@@ -93,7 +93,7 @@ OPTIONS = (
         honoured(
             None,
             "names the models to serve: directories, archives, s3:// prefixes",
-            test="tests/config/test_resolve.py::test_load_models_names_the_models",
+            test="tests/config/test_named_models.py::test_load_models_names_the_models",
         ),
     ),
     _server(
@@ -103,7 +103,7 @@ OPTIONS = (
         honoured(
             None,
             "scanned for models to serve",
-            test="tests/config/test_resolve.py::test_model_store_is_scanned",
+            test="tests/config/test_named_models.py::test_model_store_is_scanned",
         ),
     ),
     _server(

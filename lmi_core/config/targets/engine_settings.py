@@ -67,16 +67,20 @@ def engine_settings(
     name: str,
     system: str,
     placement: Placement,
+    files: ModelFiles,
     problems: Problems,
     speculation: SpeculationConfig | None = None,
 ) -> EngineSettings | None:
-    """Return the engine's configuration for the model ``name``, which ``backend`` computes, as
-    ``values`` and ``placement`` set it, with the defaults of ``system``; None if its fields don't
-    go together, which is among ``problems`` then.
+    """Return our engine's configuration for the model ``name``, as ``values`` and ``placement`` set
+    it, with the defaults of ``system``; None if the engine doesn't drive models of ``backend``, or
+    if its fields don't go together. That, settings that it can't run with and checkpoints that it
+    can't read are among ``problems`` then.
 
     Of several keys for one field the strongest source wins; two of one source that disagree are
     an error.
     """
+    if not runs_in_engine(backend):
+        return None
     settings: dict[str, Any] = {
         "max_num_seqs": BY_KEY["option.max_rolling_batch_size"].default_for(system),
         "max_queue_size": BY_KEY["job_queue_size"].default_for(system),
@@ -117,6 +121,7 @@ def engine_settings(
     except UserError as error:
         problems.error("", str(error))
         return None
+    _check(config, backend, values, files, problems)
     return EngineSettings(config, tuple(settings))
 
 
@@ -143,7 +148,25 @@ _ON_CPU = {
 }
 
 
-def ignore_for_device(values: Values, placement: Placement, problems: Problems) -> None:
+def settle_keys(
+    values: Values,
+    backend: str,
+    system: str,
+    placement: Placement,
+    files: ModelFiles,
+    problems: Problems,
+) -> None:
+    """Note what device and checkpoint make of other keys, where our engine drives the model."""
+    if runs_in_engine(backend):
+        _ignore_for_device(values, placement, problems)
+    if backend == "lmi":
+        if system == "trtllm":
+            _quantise_as_trtllm(values, files, placement)
+        _refuse_other_quantisations(values, files)
+        _refuse_for_device(values, placement)
+
+
+def _ignore_for_device(values: Values, placement: Placement, problems: Problems) -> None:
     """Note the keys that mean nothing on the device; those of GPUs on the CPU silently, since
     configurations made for one have them."""
     if placement.device == "cpu":
@@ -157,7 +180,7 @@ def ignore_for_device(values: Values, placement: Placement, problems: Problems) 
             values.ignored[key] = why
 
 
-def quantise_as_trtllm(values: Values, files: ModelFiles, placement: Placement) -> None:
+def _quantise_as_trtllm(values: Values, files: ModelFiles, placement: Placement) -> None:
     """Read option.quantize as TensorRT-LLM's configurations mean it: of a checkpoint that isn't
     quantised. fp8 becomes int8 where the CPU computes."""
     value = values.known.get(_QUANTIZE)
@@ -168,7 +191,7 @@ def quantise_as_trtllm(values: Values, files: ModelFiles, placement: Placement) 
         values.known[_QUANTIZE] = replace(value, value=name)
 
 
-def refuse_other_quantisations(values: Values, files: ModelFiles) -> None:
+def _refuse_other_quantisations(values: Values, files: ModelFiles) -> None:
     """Note a quantisation that doesn't go with the checkpoint's own, as far as that is known."""
     key = "option.quantize"
     value = values.known.get(key)
@@ -180,7 +203,7 @@ def refuse_other_quantisations(values: Values, files: ModelFiles) -> None:
         values.refused[key] = problem
 
 
-def refuse_for_device(values: Values, placement: Placement) -> None:
+def _refuse_for_device(values: Values, placement: Placement) -> None:
     """Note values that the lmi engine can only run with on other devices."""
     if placement.device != "cpu":
         key = "option.decoding_strategy"
@@ -208,18 +231,13 @@ def _conflict(first: Value, second: Value, field: str, backend: str, problems: P
     )
 
 
-def check_engine(
-    settings: EngineSettings,
-    backend: str,
-    values: Values,
-    files: ModelFiles,
-    problems: Problems,
+def _check(
+    config: EngineConfig, backend: str, values: Values, files: ModelFiles, problems: Problems
 ) -> None:
     """Note settings that the engine can't run with, and checkpoints ``backend`` can't read."""
     max_positions = files.max_position_embeddings
     if backend == "lmi" and files.quantization is not None:
         _check_quantization(files.quantization, problems)
-    config = settings.config
     if config.block_size % BLOCK_MULTIPLE:
         key = "option.block_size"
         key = key if key in values.known else "option.tokens_per_block"

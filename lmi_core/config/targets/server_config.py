@@ -8,14 +8,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from lmi_core.config.address import Address, is_loopback, parse_address
 from lmi_core.config.problem import Problems
 from lmi_core.config.sources.merge import Values
 from lmi_core.config.table import BY_KEY
+from lmi_core.errors import ConfigError
 from lmi_core.settings.batch_config import BatchConfig
 from lmi_core.settings.record_config import RecordConfig
+
+if TYPE_CHECKING:
+    import ssl
 
 _HEADER = re.compile(r"[\w!#$%&'*+.^`|~-]{1,80}", re.ASCII)
 
@@ -83,6 +87,24 @@ class ServerConfig:
     wait_model_loading: bool = True
     allow_multi_status: bool = False
     values: Mapping[str, object]
+
+    def tls_context(self) -> ssl.SSLContext | None:
+        """What speaks https with the configured certificate; None: http. ConfigError for files that
+        can't be used."""
+        if self.certificate_file is None:
+            return None
+        import ssl
+
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        try:
+            context.load_cert_chain(self.certificate_file, self.private_key_file)
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError(
+                f"certificate_file={self.certificate_file} and "
+                f"private_key_file={self.private_key_file} can't be used: {error}",
+                field="certificate_file",
+            ) from None
+        return context
 
 
 def server_config(server: Values, problems: Problems, *, tgi: bool) -> ServerConfig:

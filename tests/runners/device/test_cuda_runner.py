@@ -18,9 +18,10 @@ from lmi_core.engine.engine import Engine
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.errors import EngineError
 from lmi_core.structured.grammar import Grammar
-from tests.checkpoints import VOCAB_SIZE, make_checkpoint
+from tests.checkpoints import make_checkpoint
 from tests.engine.harness import assert_nothing_leaked, collect, run, until
 from tests.engine.random_drafts import SPECULATION, draft_at_random
+from tests.tiny_tokenizer import VOCAB_SIZE
 
 torch = pytest.importorskip("torch", exc_type=ImportError)
 

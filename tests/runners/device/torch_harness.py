@@ -14,8 +14,8 @@ from lmi_core.engine.engine import Engine
 from lmi_core.engine.outputs import TokenEvent
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.settings.engine_config import EngineConfig
-from tests.checkpoints import VOCAB_SIZE
 from tests.engine.harness import assert_nothing_leaked
+from tests.tiny_tokenizer import VOCAB_SIZE
 
 LOGPROB_TOLERANCE = 1e-4
 DEVICES = ("torch-cpu", pytest.param("cuda", marks=pytest.mark.gpu))

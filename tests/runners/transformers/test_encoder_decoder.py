@@ -11,8 +11,8 @@ from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.errors import UserError
 from lmi_core.settings.transformers_config import TransformersConfig
 from tests.backends.models import ENCODER_DECODERS, checkpoint, oracle
-from tests.checkpoints import EOS_ID, VOCAB_SIZE
 from tests.engine.harness import run
+from tests.tiny_tokenizer import EOS_ID, VOCAB_SIZE
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")

@@ -13,8 +13,9 @@ from lmi_core.errors import ModelError, UserError
 from lmi_core.settings.transformers_config import TransformersConfig
 from lmi_core.text.watermark import watermark_score
 from tests.backends.models import FAMILIES, checkpoint, is_greedy, oracle
-from tests.checkpoints import VOCAB_SIZE, cached_checkpoint
+from tests.checkpoints import cached_checkpoint
 from tests.engine.harness import run
+from tests.tiny_tokenizer import VOCAB_SIZE
 
 pytest.importorskip("transformers")
 
