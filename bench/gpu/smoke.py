@@ -76,7 +76,27 @@ def row_items(device: str) -> list[Item]:
 
         return sides("gated_activation", run, "codes" if codes else "bf16")
 
-    return [
+    def layer_norm(kind: str) -> dict[str, Any]:
+        def run(op: Callable[..., Any]) -> Tensor:
+            x, weight = _random(device, 5, 1024) + 2, torch.ones(1024, device=device)
+            y: Tensor = op(x, weight, weight, 1e-5, kind=kind, out_dtype=torch.bfloat16)
+            return y
+
+        return sides("norm", run, "bf16")
+
+    def other_activation(op_name: str, name: str) -> dict[str, Any]:
+        def run(op: Callable[..., Any]) -> Tensor:
+            y: Tensor = op(_random(device, 5, 2048), name, out_dtype=torch.bfloat16)
+            return y
+
+        return sides(op_name, run, "bf16")
+
+    activations = ("silu", "gelu_tanh", "gelu", "relu", "relu2")
+    pairs = [("activation", name) for name in activations]
+    pairs += [("gated_activation", name) for name in (*activations[2:], "clamped_swiglu")]
+    items = [Item(f"norm, {kind}", partial(layer_norm, kind)) for kind in ("layer", "rms", "none")]
+    items += [Item(f"{op}, {name}", partial(other_activation, op, name)) for op, name in pairs]
+    return items + [
         Item(f"{name}, {codes or 'bf16'}", partial(check, codes))
         for codes in (None, "int8", "fp8")
         for name, check in (("rms_norm", norm), ("gated_activation", activation))
@@ -120,9 +140,12 @@ def linear_items(device: str) -> list[Item]:
 
 
 def attention_items(device: str) -> list[Item]:
-    def attend(case: Attention) -> dict[str, Any]:
+    def attend(case: Attention, *, has_slopes: bool = False) -> dict[str, Any]:
         *tensors, scales = make_inputs(case, device)
-        heads = {"num_q_heads": case.num_q_heads, "scale": case.head_dim**-0.5}
+        heads: dict[str, Any] = {"num_q_heads": case.num_q_heads, "scale": case.head_dim**-0.5}
+        if has_slopes:
+            numbers = torch.arange(1, case.num_q_heads + 1, device=device)
+            heads |= {"slopes": 2.0**-numbers, "sinks": numbers.float() / 4}
         return sides(
             "attention",
             lambda op: op(*tensors, scales=scales, window=0, soft_cap=0.0, **heads),
@@ -161,7 +184,11 @@ def attention_items(device: str) -> list[Item]:
     return [
         Item(f"{op}, {case.name}", partial(check, case))
         for case in cases
-        for op, check in (("attention", attend), ("rope_cache_write", rotate))
+        for op, check in (
+            ("attention", attend),
+            ("attention with slopes and sinks", partial(attend, has_slopes=True)),
+            ("rope_cache_write", rotate),
+        )
     ]
 
 

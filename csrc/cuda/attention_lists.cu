@@ -7,7 +7,7 @@ using namespace lmi::cuda;
 
 int32_t lmi_cuda_list_attention(LmiAttentionLists* request, void*) {
   if (request->num_kv_heads < 1 || request->num_q_heads % request->num_kv_heads != 0 ||
-      request->num_q_heads / request->num_kv_heads > kMaxGroup) {
+      request->num_q_heads / request->num_kv_heads > max_group(request->head_dim)) {
     return fail("list_attention: " + std::to_string(request->num_q_heads) + " query heads for " +
                 std::to_string(request->num_kv_heads) + " KV heads");
   }

@@ -13,7 +13,6 @@ namespace lmi::cuda {
 constexpr int kMinSplitTokens = 256;
 constexpr int kSplitUnit = 64;  // keys that the decode kernel takes at once
 constexpr int kMaxHeadDim = 256;
-constexpr int kMaxGroup = 64;  // query heads of a KV head
 constexpr int kNarrowHeadDim = 64;
 
 // Shared memory that a block takes at most, for narrow heads, as every GPU has it, and for others.
@@ -23,6 +22,9 @@ constexpr int kWideHeadBytes = 132 << 10;
 // Rows (tokens times query heads of a group) of a prefill tile: narrow heads leave the registers
 // for more.
 LMI_HOST_DEVICE constexpr int prefill_tile_rows(int head_dim) { return head_dim <= 128 ? 128 : 64; }
+
+// Query heads of a KV head: a tile has a token's.
+constexpr int max_group(int head_dim) { return prefill_tile_rows(head_dim); }
 
 // The most keys that one block takes of a decode: an equal share, so that none runs long after the
 // others, of whole units and not below kMinSplitTokens.

@@ -18,28 +18,48 @@ constexpr float kLeastFactor = 1e-30f;
 // matrix lie in different banks.
 LMI_HOST_DEVICE constexpr int padded_row_bytes(int dim) { return 2 * dim + 16; }
 
+// What makes scores to base 2 of products in multiples of `unit`, capped ones if they are to be.
+__device__ inline float score_factor(const LmiAttention& args, float unit) {
+  if (args.soft_cap > 0.0f) return args.soft_cap * kLog2E;
+  return max_of(unit * (args.scale * kLog2E), kLeastFactor);
+}
+
 // Caps products, of rows g and g + 8 of a lane's group in multiples of `units`, if asked to.
 // Factors make scores to base 2 of them; they are above 0, so that the largest product has the
 // largest score.
 template <int kTiles>
 __device__ inline void cap_scores(const LmiAttention& args, const float (&units)[2],
                                   float (&products)[kTiles][4], float (&factors)[2]) {
-  if (args.soft_cap <= 0.0f) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      factors[half] = max_of(units[half] * (args.scale * kLog2E), kLeastFactor);
-    }
-    return;
-  }
+  for (int half = 0; half < 2; ++half) factors[half] = score_factor(args, units[half]);
+  if (args.soft_cap <= 0.0f) return;
   const float steepness = args.scale / args.soft_cap;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    factors[half] = args.soft_cap * kLog2E;
 #pragma unroll
     for (auto& tile : products) {
 #pragma unroll
       for (int i = 2 * half; i < 2 * half + 2; ++i) {
         tile[i] = tanh_of(tile[i] * (units[half] * steepness));
+      }
+    }
+  }
+}
+
+// Lowers products of keys by what their distances take of scores; distances are those to the tile's
+// first key.
+template <int kTiles>
+__device__ inline void add_slopes(const float (&slopes)[2], const int (&distances)[2],
+                                  const float (&factors)[2], float (&products)[kTiles][4]) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const float slope = slopes[half] * kLog2E / factors[half];
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+      for (int i = 2 * half; i < 2 * half + 2; ++i) {
+        const int key = tile * 8 + fragment_c(lane_id(), i).column;
+        products[tile][i] -= slope * static_cast<float>(distances[half] - key);
       }
     }
   }
@@ -145,10 +165,10 @@ __device__ inline const uint8_t* right_matrix_row(const uint8_t* matrix, int row
 
 inline int32_t check_attention(const char* name, const LmiAttention& args) {
   const int32_t group = args.num_kv_heads > 0 ? args.num_q_heads / args.num_kv_heads : 0;
-  if (group < 1 || group > kMaxGroup || args.num_q_heads % args.num_kv_heads != 0) {
+  if (group < 1 || group > max_group(args.head_dim) || args.num_q_heads % args.num_kv_heads != 0) {
     return fail(std::string(name) + ": " + std::to_string(args.num_q_heads) + " query heads for " +
                 std::to_string(args.num_kv_heads) + " KV heads; at most " +
-                std::to_string(kMaxGroup) + " to one");
+                std::to_string(max_group(args.head_dim)) + " to one");
   }
   if (args.head_dim < 8 || args.head_dim > kMaxHeadDim || args.head_dim % 8 != 0) {
     return fail(std::string(name) + ": heads of " + std::to_string(args.head_dim) +

@@ -33,6 +33,21 @@ struct Memory {
   static_assert(kSharedBytes >= 4 * kWarps * kRows * (kResultStride + 2));
 };
 
+// The query heads of a block, of one KV head.
+struct BlockHeads {
+  int kv_head;
+  int first;
+  int count;
+};
+
+__device__ inline BlockHeads heads_of_block(const LmiAttention& args) {
+  const int group = args.num_q_heads / args.num_kv_heads;
+  const int num_parts = ceil_div(group, kRows);
+  const int kv_head = static_cast<int>(blockIdx.x) / num_parts;
+  const int first_in_group = static_cast<int>(blockIdx.x) % num_parts * kRows;
+  return {kv_head, kv_head * group + first_in_group, lower_of(group - first_in_group, kRows)};
+}
+
 template <typename T, typename Store, int kDim>
 class DecodeWarp {
   using Layout = Memory<T, Store, kDim>;
@@ -125,6 +140,7 @@ class DecodeWarp {
     Tile::multiply_keys(queries_, stage, scores);
     if constexpr (Layout::kNumScales > 0) multiply_by_scales(scales_of(stage), 1.0f, scores);
     cap_scores(args_, units_, scores, factors_);
+    if (args_.slopes != nullptr) lower_scores(num_keys, scores);
     if (num_keys < kWarpKeys) {
 #pragma unroll
       for (int part = 0; part < 2; ++part) {
@@ -142,6 +158,22 @@ class DecodeWarp {
     uint32_t weights[4];
     pack_weights<typename Tile::Value>(scores[0], scores[1], weights);
     Tile::multiply_values(weights, stage + Layout::kValuesOffset, results_);
+  }
+
+  // By their keys' distances; num_keys: as attend_tile's. What few models have is worked out here,
+  // so that others don't keep it.
+  __device__ void lower_scores(int num_keys, float (&scores)[2][4]) const {
+    const BlockHeads heads = heads_of_block(args_);
+    const int position = args_.kv_lengths[args_.work[blockIdx.y].seq] - 1;
+    float slopes[2];
+    int distances[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = fragment_group(lane_id()) + 8 * half;
+      slopes[half] = row < heads.count ? args_.slopes[heads.first + row] : 0.0f;
+      distances[half] = position - (end_ - num_keys);
+    }
+    add_slopes(slopes, distances, factors_, scores);
   }
 
   const LmiAttention& args_;
@@ -231,12 +263,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize)
   wait_for_earlier_kernels();
   const LmiAttentionWork work = args.work[blockIdx.y];
   if (work.begin == work.end) return;
-  const int group = args.num_q_heads / args.num_kv_heads;
-  const int num_parts = ceil_div(group, kRows);
-  const int kv_head = static_cast<int>(blockIdx.x) / num_parts;
-  const int first_in_group = static_cast<int>(blockIdx.x) % num_parts * kRows;
-  const int num_heads = lower_of(group - first_in_group, kRows);
-  const int first_head = kv_head * group + first_in_group;
+  const auto [kv_head, first_head, num_heads] = heads_of_block(args);
 
   constexpr int kStride = Memory<T, Store, kDim>::kResultStride;
   float* results = reinterpret_cast<float*>(shared_memory());
@@ -257,6 +284,11 @@ __global__ void __launch_bounds__(kWarps* kWarpSize)
     float maximum = maxima[row];
     for (int w = 1; w < kWarps; ++w) maximum = max_of(maximum, maxima[w * kRows + row]);
     float mass = 0.0f;
+    if (args.sinks != nullptr && work.partial == work.first_partial) {  // once of a sequence
+      const float sink = args.sinks[first_head + row] * kLog2E;
+      maximum = max_of(maximum, sink);
+      mass = exp2_of(sink - maximum);
+    }
     float result = 0.0f;
     for (int w = 0; w < kWarps; ++w) {
       const float weight = exp2_of(maxima[w * kRows + row] - maximum);

@@ -1,4 +1,6 @@
-// Gated activations: elementwise, bound by memory; with their results quantised, one block per row.
+// The gated activations that most models have: elementwise, bound by memory; with their results
+// quantised, one block per row.
+#include "cuda/activations.cuh"
 #include "cuda/row_codes.cuh"
 
 namespace lmi::cuda {
@@ -10,14 +12,6 @@ constexpr int kMaxSteps = 8;       // vectors that a thread keeps of it
 constexpr int kFewSteps = 4;       // the same where rows are few, and threads are to be many
 constexpr int kFewRows = 128;      // about a device's processors: more rows than that share them
 constexpr int kLoadSteps = 2;      // vectors whose loads are under way at a time
-
-// x / (1 + exp(-x)); of a large negative x, where exp overflows, 0.
-__device__ inline float silu(float x) { return x / (1.0f + exp_of(-x)); }
-
-__device__ inline float gelu_tanh(float x) {
-  constexpr float kSqrt2OverPi = 0.7978845608028654f;
-  return 0.5f * x * (1.0f + tanh_of(kSqrt2OverPi * (x + 0.044715f * x * x * x)));
-}
 
 // gate becomes act(gate) * up.
 template <bool kIsSilu, int kWidth>

@@ -1,4 +1,5 @@
-// Rows of a table by id, for embeddings and for the rows whose logits are wanted: bound by memory.
+// Rows of a table by id, for embeddings, learned positions and the rows whose logits are wanted:
+// bound by memory.
 #include "cuda/launch.cuh"
 
 namespace lmi::cuda {
@@ -13,11 +14,17 @@ __global__ void gather_rows_kernel(const LmiGatherRows args) {
   const int column = static_cast<int>(blockIdx.y * blockDim.x + threadIdx.x) * kWidth;
   if (column >= args.num_columns) return;
   const T* source = static_cast<const T*>(args.table) +
-                    static_cast<int64_t>(args.ids[row]) * args.num_columns + column;
+                    static_cast<int64_t>(args.ids[row] + args.offset) * args.num_columns + column;
   const auto vector = *reinterpret_cast<const Vector<T, kWidth>*>(source);
   float values[kWidth];
   for (int i = 0; i < kWidth; ++i) values[i] = to_float(vector.at[i]) * args.scale;
-  store_floats(args.y + row * args.num_columns + column, values);
+  float* target = args.y + row * args.num_columns + column;
+  if (args.adds != 0) {
+    float sums[kWidth];
+    load_floats(target, sums);
+    for (int i = 0; i < kWidth; ++i) values[i] += sums[i];
+  }
+  store_floats(target, values);
 }
 
 }  // namespace

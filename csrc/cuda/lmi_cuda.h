@@ -1,4 +1,5 @@
-/* The CUDA kernels' C interface: plain arguments in, 0 or an error code out.
+/* The CUDA kernels' C interface, with that of products in lmi_products.h: plain arguments in, 0 or
+ * an error code out.
  *
  * Pointers are to device memory, unless a comment says host; matrices are row-major and contiguous.
  * Nothing is allocated, and nothing waits: a call puts kernels onto `stream` (a CUstream) of the
@@ -13,7 +14,7 @@
 extern "C" {
 #endif
 
-#define LMI_CUDA_VERSION 13 /* changes with any signature or struct here or in step_list.h */
+#define LMI_CUDA_VERSION 14 /* changes with any signature or struct here or in step_list.h */
 
 #if defined(__GNUC__)
 #define LMI_CUDA_API __attribute__((visibility("default")))
@@ -23,7 +24,17 @@ extern "C" {
 
 /* Element types: the numbers of lmi::DType, which has no e5m2 but fp16 (2). */
 enum { LMI_F32 = 0, LMI_BF16 = 1, LMI_I8 = 3, LMI_E4M3 = 6, LMI_E5M2 = 7 };
-enum { LMI_SILU = 0, LMI_GELU_TANH = 1 };
+enum {
+  LMI_SILU = 0,
+  LMI_GELU_TANH = 1,
+  LMI_GELU = 2,
+  LMI_RELU = 3,
+  LMI_RELU2 = 4,          /* the square of relu */
+  LMI_CLAMPED_SWIGLU = 5, /* gated alone: gate and up are clamped to 7 and -7 .. 7 before */
+  LMI_SOFT_CAP = 6,       /* ungated alone, as what follows: cap tanh(x / cap) */
+  LMI_CLIP = 7            /* between -cap and cap */
+};
+enum { LMI_NORM_NONE = 0, LMI_NORM_RMS = 1, LMI_NORM_LAYER = 2 };
 
 LMI_CUDA_API int32_t lmi_cuda_version(void);
 /* The text of this header and of step_list.h, as the library was compiled with them. */
@@ -64,9 +75,30 @@ typedef struct {
 #define LMI_MAX_NORM_COLUMNS 16384
 LMI_CUDA_API int32_t lmi_cuda_rms_norm(const LmiRmsNorm* args, void* stream);
 
-/* y = act(gate) * up: fp32 gate_up [num_rows, 2 num_columns], gate before up; y
- * [num_rows, num_columns] in y_dtype. With codes as rms_norm, of at most LMI_MAX_CODED_COLUMNS, a
- * quarter where not a multiple of 4. */
+/* y = weight (x - mean(x)) / sqrt(var(x) + eps) + bias over each of num_groups groups of columns of
+ * a row, one after the other; LMI_NORM_RMS: with 0 for the mean; LMI_NORM_NONE: y = weight x +
+ * bias. `addend`, unless NULL, is added to x first, in place. fp32 x, addend [num_rows, stride]; y
+ * in y_dtype lies as x does and may be x. */
+typedef struct {
+  float* x;
+  const float* addend;
+  const float* weight; /* [num_groups, num_columns]; NULL: ones */
+  const float* bias;   /* the same; NULL: zeros */
+  void* y;             /* NULL: not stored */
+  int32_t num_rows;
+  int32_t num_groups;
+  int32_t num_columns; /* as rms_norm's */
+  int32_t stride;
+  int32_t first_column; /* of the first group */
+  int32_t kind;
+  float eps;
+  int32_t y_dtype;
+} LmiNorm;
+LMI_CUDA_API int32_t lmi_cuda_norm(const LmiNorm* args, void* stream);
+
+/* y = act(gate) * up, of silu and gelu_tanh: fp32 gate_up [num_rows, 2 num_columns], gate before
+ * up; y [num_rows, num_columns] in y_dtype. With codes as rms_norm, of at most
+ * LMI_MAX_CODED_COLUMNS, a quarter where not a multiple of 4. */
 typedef struct {
   const float* gate_up;
   void* y; /* NULL: not stored */
@@ -83,6 +115,20 @@ typedef struct {
 } LmiGatedActivation;
 #define LMI_MAX_CODED_COLUMNS 32768
 LMI_CUDA_API int32_t lmi_cuda_gated_activation(const LmiGatedActivation* args, void* stream);
+
+/* The same of any activation, gated or not: y = act(x), of fp32 x [num_rows, num_columns], which y
+ * may be, unless is_gated. */
+typedef struct {
+  const float* x;
+  void* y;
+  int32_t num_rows;
+  int32_t num_columns;
+  int32_t activation;
+  int32_t is_gated;
+  float cap;
+  int32_t y_dtype;
+} LmiActivation;
+LMI_CUDA_API int32_t lmi_cuda_activation(const LmiActivation* args, void* stream);
 
 /* Norm (where q_norm, k_norm [head_dim] aren't NULL) and rotate query and key heads; queries go to
  * q [num_tokens, num_q_heads, head_dim] in q_dtype, keys and values to their slots of one layer's
@@ -120,8 +166,8 @@ typedef struct {
 } LmiRopeCacheWrite;
 LMI_CUDA_API int32_t lmi_cuda_rope_cache_write(const LmiRopeCacheWrite* args, void* stream);
 
-/* y[row] = scale * table[ids[row]]: table [any, num_columns] in table_dtype, y fp32 [num_rows,
- * num_columns]. Ids must be rows of the table. */
+/* y[row] = scale * table[ids[row] + offset], or that much more if it adds: table [any, num_columns]
+ * in table_dtype, y fp32 [num_rows, num_columns]. Ids plus the offset must be rows of the table. */
 typedef struct {
   const void* table;
   const int32_t* ids;
@@ -130,6 +176,8 @@ typedef struct {
   int32_t num_columns;
   float scale;
   int32_t table_dtype;
+  int32_t offset;
+  int32_t adds;
 } LmiGatherRows;
 LMI_CUDA_API int32_t lmi_cuda_gather_rows(const LmiGatherRows* args, void* stream);
 
@@ -165,7 +213,7 @@ typedef struct {
   const int32_t* num_rows;   /* [num_seqs] */
   const int32_t* kv_lengths; /* [num_seqs], with the rows of the step */
   int32_t num_seqs;
-  int32_t num_q_heads; /* at most 64 times num_kv_heads, a multiple of it */
+  int32_t num_q_heads; /* at most 128 times num_kv_heads, of heads over 128 64 times */
   int32_t num_kv_heads;
   int32_t head_dim;     /* at most 256, a multiple of 8 */
   int32_t window;       /* keys that a query sees, its own among them; 0: all */
@@ -185,7 +233,9 @@ LMI_CUDA_API int32_t lmi_cuda_list_attention(LmiAttentionLists* lists, void* str
  * num_kv_heads, head_dim] in kv_dtype, which is dtype or one of 8 bits; all on 16 bytes; scale
  * above 0. soft_cap, unless 0: scores become soft_cap tanh(score / soft_cap). int8: keys and values
  * are multiples of key_scales and value_scales [slots, num_kv_heads]. Results are multiples of
- * value_scale, which is 1 but for e4m3 and e5m2; the one of keys is to be part of scale. */
+ * value_scale, which is 1 but for e4m3 and e5m2; the one of keys is to be part of scale. Scores
+ * lose their head's slope, unless NULL, for each position from the query back to the key, behind
+ * the cap; of the softmax, a head's sink has the share of a score of that size. */
 typedef struct {
   const void* q;
   const void* keys;
@@ -213,6 +263,8 @@ typedef struct {
   float value_scale;
   const float* key_scales;
   const float* value_scales;
+  const float* slopes; /* [num_q_heads]; NULL: none */
+  const float* sinks;  /* the same */
 } LmiAttention;
 LMI_CUDA_API int32_t lmi_cuda_decode_attention(const LmiAttention* args, void* stream);
 LMI_CUDA_API int32_t lmi_cuda_prefill_attention(const LmiAttention* args, void* stream);
@@ -270,122 +322,7 @@ typedef struct {
 #define LMI_MAX_TOP 1024
 LMI_CUDA_API int32_t lmi_cuda_sample(const LmiSample* args, void* stream);
 
-/* y = x weight^T + bias for few rows: x [num_rows, num_inputs], weight [num_outputs, num_inputs] in
- * dtype, bf16, both on 16 bytes; bias (NULL: none), y fp32. A row's result depends on that
- * row alone. */
-typedef struct {
-  const void* x;
-  const void* weight;
-  const float* bias;
-  float* y;
-  int32_t num_rows; /* at most LMI_MAX_FEW_ROWS */
-  int32_t num_outputs;
-  int32_t num_inputs; /* a multiple of 8 */
-  int32_t dtype;
-} LmiLinear;
-#define LMI_MAX_FEW_ROWS 8
-LMI_CUDA_API int32_t lmi_cuda_linear_few_rows(const LmiLinear* args, void* stream);
-
-/* Opens cuBLASLt, versions 12 and 13, by what dlopen takes, unless it is open already. */
-LMI_CUDA_API int32_t lmi_cuda_open_cublaslt(const char* path);
-
-/* The same by cuBLASLt, which must be open, for any number of rows. A shape's first product asks
- * for the best algorithm that the workspace allows, which the host waits for; how a row is summed
- * may depend on the number of rows, and on the alignment of x, weight and y. Shapes without an
- * algorithm are linear_tiled's, which a notice says once per weight's shape. Calls take turns. */
-typedef struct {
-  const void* x;
-  const void* weight;
-  const float* bias; /* on 16 bytes */
-  float* y;
-  void* workspace; /* on 256 bytes; for no other stream */
-  int64_t workspace_bytes;
-  int32_t num_rows;
-  int32_t num_outputs;
-  int32_t num_inputs;
-  int32_t y_stride; /* numbers between rows of y, at least num_outputs */
-  int32_t dtype;
-} LmiLinearDense;
-LMI_CUDA_API int32_t lmi_cuda_linear_dense(const LmiLinearDense* args, void* stream);
-/* The same by a plain kernel of any shape; without a workspace. */
-LMI_CUDA_API int32_t lmi_cuda_linear_tiled(const LmiLinearDense* args, void* stream);
-
-/* As linear_few_rows for any number of rows and a weight in int4 panels (csrc/cpu/kernels.h).
- * Outputs of a gated one come out as gate before up; num_outputs counts both. More rows than
- * max_packed_rows, with room to unpack the weight into, take linear_dense's way: weights are
- * rounded to dtype, once, and how a row is summed depends on the number of rows. Fewer rows'
- * results depend on nothing but the row. The workspace also takes sums of parts of the inputs,
- * where outputs are few; without room for them the same results take longer.
- */
-typedef struct {
-  const void* x;
-  const void* panels; /* on 16 bytes */
-  const float* bias;
-  float* y;
-  void* unpacked;         /* on 256 bytes; for no other stream; NULL: no room */
-  int64_t unpacked_bytes; /* at least 64 outputs' 16-bit weights */
-  void* workspace;        /* linear_dense's */
-  int64_t workspace_bytes;
-  int32_t max_packed_rows;
-  int32_t num_rows;
-  int32_t num_outputs;
-  int32_t num_inputs; /* a multiple of 8 */
-  int32_t group_size; /* 32, 64 or 128 */
-  int32_t is_gated;
-  int32_t dtype;
-} LmiLinearPacked;
-LMI_CUDA_API int32_t lmi_cuda_linear_packed(const LmiLinearPacked* args, void* stream);
-
-/* Rows quantised each on its own: code = x / scale in code_type, LMI_I8 or LMI_E4M3, rounded to
- * nearest, ties to even, where scale = largest magnitude / 127 or 448: 0 for a row of (next to)
- * zeros, NaN for one that isn't finite, and codes 0 in both. With outliers, of LMI_I8 only, the
- * scale is the one that RowRounding of csrc/cpu/kernels.h says, and x = scale * (code + 256 high),
- * where a row's list has what isn't 0 of high: their number, then column << 8 | high as a byte of
- * each, in any order. */
-typedef struct {
-  const void* x;     /* [num_rows, num_columns] in dtype */
-  uint8_t* codes;    /* [num_rows, stride], zeros past the columns; on 16 bytes */
-  float* scales;     /* [num_rows] */
-  int32_t* outliers; /* [num_rows, outlier_stride]; NULL: none */
-  int32_t num_rows;
-  int32_t num_columns;
-  int32_t stride;         /* a multiple of LMI_CODE_STRIDE */
-  int32_t outlier_stride; /* 1 + num_columns / 32 */
-  int32_t dtype;
-  int32_t code_type;
-} LmiQuantizeRows;
-#define LMI_CODE_STRIDE 128
-LMI_CUDA_API int32_t lmi_cuda_quantize_rows(const LmiQuantizeRows* args, void* stream);
-
-/* y = x weight^T + bias of rows as quantize_rows gives them and a weight in panels of the same
- * code_type: sums times both scales. int8 (csrc/cpu/kernels.h): sums are exact, so a row's result
- * depends on that row alone. e4m3: the same panels of other bytes, or, with group_size 128, such
- * panels for every 128 inputs one after the other; products of 128 inputs are summed as the device
- * does it, those sums in fp32. More rows than max_panel_rows, with room for the weight's codes as
- * rows, are cuBLASLt's, which must be open, unless there are groups or it has no algorithm: of int8
- * with the same results, of e4m3 summed as it does it. */
-typedef struct {
-  const uint8_t* codes;
-  const float* row_scales;
-  const int32_t* outliers; /* of quantize_rows; NULL: none */
-  const void* panels;      /* on 16 bytes */
-  const float* bias;       /* NULL: none */
-  float* y;                /* [num_rows, num_outputs], gate before up */
-  void* unpacked;          /* on 256 bytes; for no other stream; NULL: no room */
-  int64_t unpacked_bytes;  /* at least 64 outputs' rows of `stride` bytes */
-  void* workspace;         /* linear_dense's */
-  int64_t workspace_bytes;
-  int32_t max_panel_rows;
-  int32_t num_rows;
-  int32_t num_outputs;
-  int32_t num_inputs; /* int8: at most 65536 */
-  int32_t stride;
-  int32_t outlier_stride;
-  int32_t group_size; /* inputs per scale; 0: a scale per output */
-  int32_t is_gated;
-  int32_t code_type;
-} LmiLinearQuantized;
-LMI_CUDA_API int32_t lmi_cuda_linear_quantized(const LmiLinearQuantized* args, void* stream);
+#include "cuda/lmi_products.h"
 
 #ifdef __cplusplus
 }

@@ -126,6 +126,7 @@ __device__ inline float max_of(float a, float b) { return fmaxf(a, b); }
 __device__ inline float product_of(float a, float b) { return __fmul_rn(a, b); }
 __device__ inline float inverse_sqrt(float value) { return 1.0f / sqrtf(value); }
 __device__ inline float exp_of(float value) { return expf(value); }
+__device__ inline float erf_of(float value) { return erff(value); }
 // To 2 units in the last place or so; results too small for a normal number are 0.
 __device__ inline float exp2_of(float value) {
   float power;

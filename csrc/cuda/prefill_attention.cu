@@ -88,7 +88,9 @@ class PrefillBlock {
     for (int m = 0; m < Shape::kRowTiles; ++m) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const float scale = args_.value_scale / group_sum(masses_[m][half]);
+        float mass = group_sum(masses_[m][half]);
+        if (args_.sinks != nullptr) mass += sink_mass(m, half);
+        const float scale = args_.value_scale / mass;
         uint8_t* target = shared_memory() + row_of(m, half) * Shape::kRowBytes;
 #pragma unroll
         for (int tile = 0; tile < kDim / 8; ++tile) {
@@ -118,15 +120,37 @@ class PrefillBlock {
     return first_seen / Shape::kKeys * Shape::kKeys;
   }
 
+  __device__ int head_of(int row) const { return kv_head_ * group_ + row % group_; }
+
+  // Relative to the row's maximum, as its mass is.
+  __device__ float sink_mass(int m, int half) const {
+    float units[2];
+    find_units(m, units);
+    const float maximum = maxima_[m][half] * score_factor(args_, units[half]);
+    return exp2_of(args_.sinks[head_of(row_of(m, half))] * kLog2E - maximum);
+  }
+
+  // Of keys from first_key on, by their distances.
+  __device__ void lower_scores(int first_key, int m, const float (&factors)[2],
+                               float (&scores)[Shape::kKeys / 8][4]) const {
+    float slopes[2];
+    int distances[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = row_of(m, half);
+      slopes[half] = args_.slopes[head_of(row)];
+      distances[half] = first_position_ + row / group_ - first_key;
+    }
+    add_slopes(slopes, distances, factors, scores);
+  }
+
   // Row of the tile: token by token the heads of the group.
   __device__ int row_of(int m, int half) const {
     return warp_id() * Shape::kWarpRows + m * 16 + fragment_group(lane_id()) + 8 * half;
   }
 
   __device__ int64_t q_offset(int row) const {
-    const int64_t head =
-        (first_token_ + row / group_) * args_.num_q_heads + kv_head_ * group_ + row % group_;
-    return head * args_.head_dim;
+    return ((first_token_ + row / group_) * args_.num_q_heads + head_of(row)) * args_.head_dim;
   }
 
   __device__ uint8_t* stage(int tile) const {
@@ -249,6 +273,7 @@ class PrefillBlock {
       float factors[2];
       find_units(m, units);
       cap_scores(args_, units, scores[m], factors);
+      if (args_.slopes != nullptr) lower_scores(first_key, m, factors, scores[m]);
       if (!sees_all) mask(first_key, m, scores[m]);
       update_softmax(factors, scores[m], maxima_[m], masses_[m], results_[m]);
       if constexpr (Shape::kHasScales) {

@@ -3,24 +3,11 @@
 //
 // A row's values stay in registers between the sum of squares and the scaling, and between that and
 // their codes, so that x is read once. The order of additions depends on num_columns only.
+#include "cuda/norm_rows.cuh"
 #include "cuda/row_codes.cuh"
 
 namespace lmi::cuda {
 namespace {
-
-constexpr int kMaxThreads = 1024;
-constexpr int kSteps = 4;  // vectors that a thread keeps
-
-// This thread's vectors of a row; columns past the last are left as they are.
-template <int kWidth>
-__device__ inline void load_row(const float* row, int num_columns,
-                                float (&values)[kSteps][kWidth]) {
-#pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int column = static_cast<int>(step * blockDim.x + threadIdx.x) * kWidth;
-    if (column < num_columns) load_floats(row + column, values[step]);
-  }
-}
 
 // Loads come before anything that waits for one of them, so that a row takes one latency.
 template <typename T, int kWidth, typename Code>
@@ -32,29 +19,17 @@ __global__ void __launch_bounds__(kMaxThreads) rms_norm_kernel(const LmiRmsNorm 
   float kept[kSteps][kWidth] = {};
   float weight[kSteps][kWidth] = {};
   load_row(args.x + first, args.num_columns, kept);
-  if (args.addend != nullptr) {
-    float addend[kSteps][kWidth] = {};
-    load_row(args.addend + first, args.num_columns, addend);
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int column = static_cast<int>(step * blockDim.x + threadIdx.x) * kWidth;
-      for (int i = 0; i < kWidth; ++i) kept[step][i] += addend[step][i];
-      if (column < args.num_columns) store_floats(args.x + first + column, kept[step]);
-    }
-  }
+  if (args.addend != nullptr)
+    add_to_row(args.addend + first, args.num_columns, args.x + first, kept);
   load_row(args.weight, args.num_columns, weight);
-  float squares = 0.0f;
-#pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    for (int i = 0; i < kWidth; ++i) squares += kept[step][i] * kept[step][i];
-  }
+  const float squares = sum_of_squares(kept);
   const float mean = block_sum(squares, partials) / static_cast<float>(args.num_columns);
   const float scale = inverse_sqrt(mean + args.eps);
   Vector<T, kWidth> results[kSteps];
   Magnitude magnitude;
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int column = static_cast<int>(step * blockDim.x + threadIdx.x) * kWidth;
+    const int column = column_of<kWidth>(step);
     for (int i = 0; i < kWidth; ++i) kept[step][i] *= scale * weight[step][i];
     results[step] = rounded<T>(kept[step]);
     if constexpr (kIsCoded) magnitude.add(results[step]);
@@ -66,7 +41,7 @@ __global__ void __launch_bounds__(kMaxThreads) rms_norm_kernel(const LmiRmsNorm 
     const auto visit = [&](const auto& action) {
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
-        const int column = static_cast<int>(step * blockDim.x + threadIdx.x) * kWidth;
+        const int column = column_of<kWidth>(step);
         if (column < args.num_columns) action(column, results[step]);
       }
     };
@@ -83,13 +58,8 @@ using namespace lmi::cuda;
 int32_t lmi_cuda_rms_norm(const LmiRmsNorm* args, void* stream) {
   const bool is_wide = args->num_columns % 4 == 0 && is_aligned(args->x) && is_aligned(args->y) &&
                        is_aligned(args->addend) && is_aligned(args->weight);
-  const int most = kSteps * kMaxThreads * (is_wide ? 4 : 1);
-  if (args->num_columns < 1 || args->num_columns > most) {
-    return fail("rms_norm: " + std::to_string(args->num_columns) + " columns, 1 to " +
-                std::to_string(most) + " can be had");
-  }
-  const int vectors = is_wide ? args->num_columns / 4 : args->num_columns;
-  const int num_threads = round_up(ceil_div(vectors, kSteps), kWarpSize);
+  if (const int32_t status = check_columns("rms_norm", args->num_columns, is_wide)) return status;
+  const int num_threads = threads_of_row(args->num_columns, is_wide);
   return with_dtype("rms_norm", args->y_dtype, [&](auto element) {
     const auto run = [&](auto code) {
       using T = decltype(element);

@@ -29,7 +29,7 @@ StepLauncher::~StepLauncher() {
 int32_t StepLauncher::add_attention(const LmiAttention& args) {
   const AttentionShape shape = {args.num_q_heads, args.num_kv_heads, args.head_dim, args.window};
   if (shape.num_kv_heads < 1 || shape.num_q_heads % shape.num_kv_heads != 0 ||
-      shape.num_q_heads / shape.num_kv_heads > kMaxGroup) {
+      shape.num_q_heads / shape.num_kv_heads > max_group(shape.head_dim)) {
     return fail("attention: " + std::to_string(shape.num_q_heads) + " query heads for " +
                 std::to_string(shape.num_kv_heads) + " KV heads");
   }

@@ -56,6 +56,9 @@ enum {
   LMI_NODE_SAMPLE = 9,            /* LmiSample: all but logits, modified, vocab_size; once, last */
   LMI_NODE_QUANTIZE_ROWS = 10,    /* LmiQuantizeRows */
   LMI_NODE_LINEAR_QUANTIZED = 11, /* LmiLinearQuantized */
+  LMI_NODE_ADD_POSITIONS = 12,    /* LmiGatherRows: ids, the positions */
+  LMI_NODE_NORM = 13,             /* LmiNorm */
+  LMI_NODE_ACTIVATION = 14,       /* LmiActivation */
 };
 enum { LMI_TOKEN_ROWS = 0, LMI_LOGIT_ROWS = 1 };
 /* The arguments are copied; what they point to must outlive the list. The algorithms of dense

@@ -33,11 +33,12 @@ Launch copy_blocks_node(const LmiCopyBlocks& given) {
   };
 }
 
-// By the token ids, or, for logit rows, by the token rows that they are of.
-Launch gather_node(const LmiGatherRows& given, int32_t rows) {
-  return [given, rows](const StepContext& step, void* stream) {
+// By one of the step's arrays.
+Launch gather_node(const void* given, int32_t rows, int32_t* StepInputs::* ids) {
+  return [given = *static_cast<const LmiGatherRows*>(given), rows, ids](const StepContext& step,
+                                                                        void* stream) {
     LmiGatherRows args = given;
-    args.ids = rows == LMI_TOKEN_ROWS ? step.inputs.token_ids : step.inputs.logit_token_rows;
+    args.ids = step.inputs.*ids;
     args.num_rows = step.num_rows(rows);
     return lmi_cuda_gather_rows(&args, stream);
   };
@@ -71,11 +72,17 @@ Launch step_node(int32_t node, int32_t rows, const void* args) {
     case LMI_NODE_COPY_BLOCKS:
       return copy_blocks_node(*static_cast<const LmiCopyBlocks*>(args));
     case LMI_NODE_EMBED:
-      return gather_node(*static_cast<const LmiGatherRows*>(args), LMI_TOKEN_ROWS);
+      return gather_node(args, LMI_TOKEN_ROWS, &StepInputs::token_ids);
+    case LMI_NODE_ADD_POSITIONS:
+      return gather_node(args, LMI_TOKEN_ROWS, &StepInputs::positions);
     case LMI_NODE_GATHER_LOGIT_ROWS:
-      return gather_node(*static_cast<const LmiGatherRows*>(args), LMI_LOGIT_ROWS);
+      return gather_node(args, LMI_LOGIT_ROWS, &StepInputs::logit_token_rows);
     case LMI_NODE_RMS_NORM:
       return row_node(args, rows, lmi_cuda_rms_norm);
+    case LMI_NODE_NORM:
+      return row_node(args, rows, lmi_cuda_norm);
+    case LMI_NODE_ACTIVATION:
+      return row_node(args, rows, lmi_cuda_activation);
     case LMI_NODE_GATED_ACTIVATION:
       return row_node(args, rows, lmi_cuda_gated_activation);
     case LMI_NODE_ROPE_CACHE_WRITE:

@@ -129,6 +129,7 @@ inline float max_of(float a, float b) { return std::fmax(a, b); }
 inline float product_of(float a, float b) { return a * b; }
 inline float inverse_sqrt(float value) { return 1.0f / std::sqrt(value); }
 inline float exp_of(float value) { return std::exp(value); }
+inline float erf_of(float value) { return std::erf(value); }
 inline float exp2_of(float value) { return std::exp2(value); }
 inline float log2_of(float value) { return std::log2(value); }
 inline float quotient_of(float a, float b) { return a / b; }

@@ -98,6 +98,8 @@ class PagedCase:
         scale: float,
         window: int,
         soft_cap: float,
+        slopes: torch.Tensor | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> Float64Array:
         """In float64, one row and head after the other."""
         arrays, group = self.arrays(), self.num_q_heads // self.num_kv_heads
@@ -113,8 +115,16 @@ class PagedCase:
                     scores = k[start:end, head // group] @ queries[row, head] * scale
                     if soft_cap:
                         scores = soft_cap * np.tanh(scores / soft_cap)
-                    weights = np.exp(scores - scores.max())
-                    y[row, head] = weights / weights.sum() @ v[start:end, head // group]
+                    if slopes is not None:
+                        scores -= slopes[head].item() * np.arange(end - start - 1, -1, -1)
+                    highest = (
+                        scores.max() if sinks is None else max(scores.max(), sinks[head].item())
+                    )
+                    weights = np.exp(scores - highest)
+                    mass = weights.sum()
+                    if sinks is not None:
+                        mass += np.exp(sinks[head].item() - highest)
+                    y[row, head] = weights / mass @ v[start:end, head // group]
         result: Float64Array = y.reshape(len(y), -1)
         return result
 
@@ -133,5 +143,6 @@ NATIVE_CASES = {
     "wide heads": PagedCase(((300, 1), (5, 40)), 4, 2, 256),
     "odd heads": PagedCase(((70, 1), (13, 70)), 7, 1, 80),
     "large group": PagedCase(((290, 1), (30, 3)), 20, 1, 128, block_size=32),
+    "largest group": PagedCase(((290, 1), (30, 3)), 71, 1, 64),
     "no groups": PagedCase(((64, 130), (63, 1)), 2, 2, 128),
 }

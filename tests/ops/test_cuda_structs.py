@@ -23,17 +23,19 @@ from lmi_core.ops.kernels.cuda import (  # noqa: E402
 )
 from lmi_core.ops.kernels.cuda.activation import ACTIVATIONS, MAX_CODED_COLUMNS  # noqa: E402
 from lmi_core.ops.kernels.cuda.attention import (  # noqa: E402
-    MAX_GROUP,
+    MAX_GROUPS,
     MAX_HEAD_DIM,
     NARROW_HEAD_DIM,
     WIDE_HEAD_BYTES,
 )
 from lmi_core.ops.kernels.cuda.linear import MAX_FEW_ROWS  # noqa: E402
-from lmi_core.ops.kernels.cuda.norm import MAX_COLUMNS  # noqa: E402
+from lmi_core.ops.kernels.cuda.norm import KINDS, MAX_COLUMNS  # noqa: E402
 from tests.ops.cuda_kernels import use_cuda_kernels  # noqa: E402
 
 CSRC = Path(__file__).parents[2] / "csrc"
-HEADERS = (CSRC / "cuda/lmi_cuda.h").read_text() + (CSRC / "cuda/step_list.h").read_text()
+HEADERS = "".join(
+    (CSRC / "cuda" / name).read_text() for name in ("lmi_cuda.h", "lmi_products.h", "step_list.h")
+)
 INTERFACE = arguments.parse(HEADERS)
 DTYPE_NAMES = {
     "float32": "LMI_F32",
@@ -57,6 +59,8 @@ def expected() -> Iterator[tuple[str, int]]:
         yield DTYPE_NAMES[str(torch_dtype)[6:]], number
     for name, number in ACTIVATIONS.items():
         yield f"LMI_{name.upper()}", number
+    for name, number in KINDS.items():
+        yield f"LMI_NORM_{name.upper()}", number
     yield "LMI_CUDA_VERSION", library_file.VERSION
     yield "LMI_MAX_NORM_COLUMNS", MAX_COLUMNS
     yield "LMI_MAX_CODED_COLUMNS", MAX_CODED_COLUMNS
@@ -64,7 +68,8 @@ def expected() -> Iterator[tuple[str, int]]:
     yield "LMI_MAX_FEW_ROWS", MAX_FEW_ROWS
     yield "LMI_CODE_STRIDE", CODE_STRIDE
     yield "cuda::kMaxHeadDim", MAX_HEAD_DIM
-    yield "cuda::kMaxGroup", MAX_GROUP
+    for head_dim, group in MAX_GROUPS.items():
+        yield f"cuda::max_group({head_dim})", group
     yield "cuda::kNarrowHeadDim", NARROW_HEAD_DIM
     yield "cuda::kWideHeadBytes", WIDE_HEAD_BYTES
 

@@ -45,6 +45,62 @@ def test_attention(
     assert_close(y, case.expected_attention(q, keys, values, **settings), dtype)
 
 
+def of_heads(case: PagedCase) -> dict[str, torch.Tensor]:
+    """Slopes and sinks."""
+    slopes = 2.0 ** -torch.arange(1, case.num_q_heads + 1)
+    return {"slopes": slopes, "sinks": random(case.num_q_heads, seed=8) * 3}
+
+
+@pytest.mark.parametrize("names", [("slopes",), ("sinks",), ("slopes", "sinks")])
+@pytest.mark.parametrize(("dtype", "window", "soft_cap"), [("fp32", 0, 0.0), ("bf16", 20, 5.0)])
+@pytest.mark.parametrize("name", ["decode", "chunks", "mixed"])
+def test_slopes_and_sinks(
+    ops: ModuleType,
+    device: torch.device,
+    dtype: str,
+    window: int,
+    soft_cap: float,
+    name: str,
+    names: tuple[str, ...],
+) -> None:
+    case = ATTENTION_CASES[name]
+    keys, values = case.cache(device, DTYPES[dtype], is_filled=True)
+    q = random(case.num_tokens, case.num_q_heads * case.head_dim).to(device, DTYPES[dtype])
+    settings = {"scale": case.head_dim**-0.5, "window": window, "soft_cap": soft_cap}
+    chosen = {name: of_heads(case)[name] for name in names}
+    placed = {name: tensor.to(device) for name, tensor in chosen.items()}
+    step = case.step(device)
+    y = ops.attention(q, keys, values, step, num_q_heads=case.num_q_heads, **settings, **placed)
+    assert_close(y, case.expected_attention(q, keys, values, **settings, **chosen), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("is_latent", [True, False])
+@pytest.mark.parametrize("group", [3, 16, 20])
+def test_heads_that_are_wider(
+    triton_ops: ModuleType,
+    device: torch.device,
+    dtype: str,
+    is_latent: bool,
+    group: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In two parts; over several splits, in chunks, and with keys that are the values, too."""
+    module = importlib.import_module("lmi_core.ops.kernels.triton.attention")
+    monkeypatch.setattr(module, "MIN_SPLIT_KEYS", 32)
+    monkeypatch.setattr(module, "MAX_HEAD_DIM", 64)
+    case = PagedCase(((99, 1), (0, 1), (40, 9), (0, 3)), group, 1, 88)
+    keys, values = case.cache(device, DTYPES[dtype], is_filled=True)
+    values = keys if is_latent else values
+    q = random(case.num_tokens, case.num_q_heads * case.head_dim).to(device, DTYPES[dtype])
+    settings = {"scale": 0.1, "window": 0, "soft_cap": 0.0}
+    step = case.step(device)
+    y = triton_ops.attention(q, keys, values, step, num_q_heads=case.num_q_heads, **settings)
+    assert_close(y, case.expected_attention(q, keys, values, **settings), dtype)
+    with pytest.raises(ValueError, match="heads of 88 with windows"):
+        triton_ops.attention(q, keys, values, step, num_q_heads=group, **{**settings, "window": 3})
+
+
 @pytest.mark.parametrize("window", [0, 50])
 def test_attention_over_several_splits(
     triton_ops: ModuleType, device: torch.device, window: int, monkeypatch: pytest.MonkeyPatch
@@ -55,7 +111,7 @@ def test_attention_over_several_splits(
     case = PagedCase(((99, 1), (0, 1), (40, 1)), 2, 1, 16)
     keys, values = case.cache(device, torch.float32, is_filled=True)
     q = random(case.num_tokens, case.num_q_heads * case.head_dim).to(device)
-    settings = {"scale": 0.25, "window": window, "soft_cap": 0.0}
+    settings = {"scale": 0.25, "window": window, "soft_cap": 0.0, **of_heads(case)}
     y = triton_ops.attention(
         q, keys, values, case.step(device), num_q_heads=case.num_q_heads, **settings
     )
@@ -80,7 +136,10 @@ def test_choose_splits(
     assert module.choose_splits(num_keys, num_programs) == expected
 
 
-@pytest.mark.parametrize(("window", "soft_cap"), [(0, 0.0), (90, 5.0)])
+@pytest.mark.parametrize(
+    ("window", "soft_cap", "names"),
+    [(0, 0.0, ()), (90, 5.0, ()), (0, 0.0, ("slopes", "sinks")), (90, 5.0, ("slopes", "sinks"))],
+)
 @pytest.mark.parametrize("dtype", [torch.bfloat16])
 @pytest.mark.parametrize("name", NATIVE_CASES)
 def test_native_attention(
@@ -89,6 +148,7 @@ def test_native_attention(
     dtype: torch.dtype,
     window: int,
     soft_cap: float,
+    names: tuple[str, ...],
     name: str,
 ) -> None:
     """Shapes that the kernels take in different ways."""
@@ -98,6 +158,7 @@ def test_native_attention(
     keys, values = case.cache(device, dtype, is_filled=True)
     q = random(case.num_tokens, case.num_q_heads * case.head_dim).to(device, dtype)
     settings = {"scale": case.head_dim**-0.5, "window": window, "soft_cap": soft_cap}
+    settings |= {name: of_heads(case)[name].to(device) for name in names}
     y = ops.attention(q, keys, values, case.step(device), num_q_heads=case.num_q_heads, **settings)
     assert y.dtype == dtype
     expected = case.expected_attention(q, keys, values, **settings)

@@ -1,4 +1,4 @@
-"""Norms, activations, rope, gathers and copies in every implementation that this process can run,
+"""RMS norms, rope, gathers and copies in every implementation that this process can run,
 against float64; what runs where is as in test_device_attention.py.
 """
 
@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from types import ModuleType
 
-import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", exc_type=ImportError)
@@ -45,24 +44,6 @@ def test_rms_norm(
     )
     assert_close(y, expected, dtype)
     assert_close(value, wide, "fp32")
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
-@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (3, 33), (4, 96), (2, 1030)])
-def test_gated_activation(
-    ops: ModuleType, device: torch.device, dtype: str, activation: str, rows: int, columns: int
-) -> None:
-    gate_up = random(rows, 2 * columns) * 4
-    gate_up[0, 0] = -40.0  # where a naive exp overflows
-    gate, up = gate_up.double().chunk(2, -1)
-    if activation == "silu":
-        gate = gate / (1 + torch.exp(-gate))
-    else:
-        inner = np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)
-        gate = 0.5 * gate * (1 + torch.tanh(inner))
-    y = ops.gated_activation(gate_up.to(device), activation, out_dtype=DTYPES[dtype])
-    assert_close(y, gate * up, dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -164,6 +145,8 @@ def test_gather_rows(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> N
             table = random(4, columns).to(dtype)
             y = gather_rows(table.to(device), ids.to(device), 0.5)
             assert torch.equal(y.cpu(), table.float()[ids.long()] * 0.5)
+            sums = gather_rows(table.to(device), ids.to(device) - 1, offset=1, added_to=y)
+            assert torch.equal(sums.cpu(), table.float()[ids.long()] * 1.5)
 
 
 def test_copy_blocks(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ from tests.ops.device_ops import (  # noqa: E402
 )
 from tests.ops.paged_case import PagedCase  # noqa: E402
 from tests.ops.test_coded_caches import CODES, coded_cache  # noqa: E402
+from tests.ops.test_device_attention import of_heads  # noqa: E402
 from tests.ops.test_linear_quantized import fp8_weight  # noqa: E402
 
 
@@ -90,11 +91,14 @@ CASES = {
 }
 
 
+MASKS = ((0, 0.0, False), (0, 0.0, True), (20, 5.0, True))
+
+
 @pytest.mark.parametrize(
-    ("dtype", "window", "soft_cap"),
+    ("dtype", "window", "soft_cap", "has_slopes"),
     [
-        *((dtype, *mask) for dtype in ("fp32", "bf16") for mask in ((0, 0.0), (20, 5.0))),
-        *((codes, 20, 5.0) for codes in CODES),
+        *((dtype, *mask) for dtype in ("fp32", "bf16") for mask in MASKS),
+        *((codes, *MASKS[-1]) for codes in CODES),
     ],
 )
 @pytest.mark.parametrize("name", CASES)
@@ -105,6 +109,7 @@ def test_attention(
     dtype: str,
     window: int,
     soft_cap: float,
+    has_slopes: bool,
     name: str,
 ) -> None:
     """Small partitions, and few partial results at once: many of both."""
@@ -113,6 +118,8 @@ def test_attention(
     monkeypatch.setattr(module, "MAX_PARTIAL_BYTES", 1 << 15)
     case, act = CASES[name], DTYPES["fp32" if dtype == "fp32" else "bf16"]
     settings: dict[str, Any] = {"scale": 0.2, "window": window, "soft_cap": soft_cap}
+    if has_slopes:
+        settings |= {name: tensor.to(device) for name, tensor in of_heads(case).items()}
     q = random(case.num_tokens, case.num_q_heads * case.head_dim).to(device, act)
     if dtype in CODES:
         stored, scales, read = coded_cache(case, device, dtype)

@@ -23,7 +23,7 @@ from tests.ops.cuda_kernels import use_cuda_kernels  # noqa: E402
 
 DIRECTORY = Path(__file__).with_name("graphs")
 UPDATE = os.environ.get("LMI_UPDATE_GOLDEN") == "1"
-VARIANTS = ("llama2", "qwen3_window")
+VARIANTS = ("llama2", "qwen3_window", "gemma2", "gpt2")
 CPU: dict[str, dict[str, Any]] = {
     "fp32": {"dtype": "fp32"},
     "bf16": {"dtype": "bf16"},

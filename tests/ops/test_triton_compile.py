@@ -14,7 +14,7 @@ pytest.importorskip("triton")
 
 HEAD = {"NUM_KV_HEADS": 8, "GROUP": 4, "HEAD_DIM": 128, "BLOCK_SIZE": 32, "BLOCK_DIM": 128}
 TILE = {"BLOCK_KEYS": 32, "HAS_WINDOW": True, "HAS_SOFT_CAP": True, "IS_WIDENED": False}
-TILE["CODE"] = ""
+TILE |= {"HAS_SLOPES": False, "CODE": ""}
 INT8, E4M3, E5M2 = ({**TILE, "CODE": code} for code in ("int8", "e4m3", "e5m2"))
 E4NV = {**TILE, "CODE": "e4nv"}
 POINTERS = {
@@ -34,22 +34,32 @@ POINTERS = {
     "halves_ptr": "*fp16",
     "row_codes_ptr": "*u8",
     "outliers_ptr": "*i32",
+    "token_rows_ptr": "*i32",
+    "places_ptr": "*i32",
+    "addresses_ptr": "*i64",
 }
 POINTERS_OF = {
     "linear": {"x_ptr": "*bf16"},
     "linear_unpacked": {"words_ptr": "*i32", "y_ptr": "*bf16"},
     "row_codes": {"x_ptr": "*bf16"},
+    "experts": {"x_ptr": "*bf16", "y_ptr": "*fp32"},
+    "routing": {"y_ptr": "*fp32"},
     "invariant.linear": {"x_ptr": "*bf16", "weight_ptr": "*bf16", "y_ptr": "*fp32"},
 }
 CODE_POINTERS = {"int8": "*i8", "e4m3": "*u8", "e4nv": "*u8", "e5m2": "*u8"}
-FLOATS = {"eps", "norm_eps", "scale", "soft_cap", "key_scale", "value_scale"}
+FLOATS = {"eps", "norm_eps", "scale", "soft_cap", "cap", "key_scale", "value_scale", "threshold"}
+SINKS = {"HAS_SINKS": False}
+OF_HEADS = {"HAS_SLOPES": True, "HAS_SINKS": True}
 PLAIN = {**TILE, "HAS_WINDOW": False, "HAS_SOFT_CAP": False}
 ROPE = {"HEAD_DIM": 128, "BLOCK": 128, "CODE": ""}
 ODD_HEAD = {**HEAD, "GROUP": 3, "HEAD_DIM": 80}
 WIDE_HEAD = {**HEAD, "GROUP": 6}
 ONE_HEAD = {**HEAD, "GROUP": 1}
 WIDEST_HEAD = {**ONE_HEAD, "HEAD_DIM": 256, "BLOCK_DIM": 256}
+ONE_MATRIX = {"NUM_EXPERTS": 0, "BLOCK_EXPERTS": 1, "IS_BY_TOKEN": False}
+EXPERTS = {"NUM_EXPERTS": 128, "BLOCK_EXPERTS": 128, "IS_BY_TOKEN": True}
 PACKED = {
+    **ONE_MATRIX,
     "HAS_BIAS": True,
     "IS_GATED": True,
     "GROUP": 128,
@@ -61,6 +71,7 @@ PACKED = {
 }
 UNPACKED = {"GROUP_STEPS": 16, "HEADER": 64, "STEP": 64, "BLOCK_OUTPUTS": 16, "BLOCK_STEPS": 32}
 QUANTIZED = {
+    **ONE_MATRIX,
     "HAS_BIAS": True,
     "HAS_OUTLIERS": False,
     "IS_GATED": True,
@@ -75,7 +86,8 @@ QUANTIZED = {
 }
 FEW_ROWS = {"BLOCK_ROWS": 16, "BLOCK_PANELS": 2}
 RESULTS: dict[str, Any] = {"ELEMENT": "bf16", "CODES": ""}
-CODED_ROW = {**RESULTS, "ACTIVATION": "silu", "BLOCK": 16384}
+GATED = {**RESULTS, "IS_GATED": True}
+CODED_ROW = {**GATED, "ACTIVATION": "silu", "BLOCK": 16384}
 PARTITION = {"BLOCK_GROUP": 4, "QUERY_TILE": 16, "PARTITION_KEYS": 256}
 LINEAR = {
     "HAS_BIAS": True,
@@ -84,6 +96,40 @@ LINEAR = {
     "BLOCK_INPUTS": 64,
     "IS_WIDENED": False,
 }
+WIDE = {
+    "NUM_KV_HEADS": 1,
+    "GROUP": 128,
+    "HEAD_DIM": 576,
+    "BLOCK_SIZE": 32,
+    "BLOCK_DIM": 512,
+    "BLOCK_REST": 64,
+    "BLOCK_KEYS": 32,
+    "BLOCK_GROUP": 64,
+    "QUERY_TILE": 1,
+    "TILE_TOKENS": 1,
+    "IS_LATENT": True,
+    "IS_WIDENED": False,
+    "IS_DECODE": False,
+    "IS_SPLIT": False,
+    "CODE": "",
+}
+WIDE_DECODE = {"IS_DECODE": True, "IS_SPLIT": True, "BLOCK_GROUP": 16}
+NORM = {"HAS_ADDEND": True, "HAS_WEIGHT": True, "HAS_BIAS": True, **RESULTS, "BLOCK": 4096}
+PLAIN_ROW = {**RESULTS, "IS_GATED": False, "BLOCK": 1024}
+SCORINGS = ("softmax", "sigmoid", "sparsemixer")
+ROUTE = {
+    "NUM_EXPERTS": 160,
+    "TOP_K": 6,
+    "HAS_BIAS": False,
+    "GROUP_SIZE": 20,
+    "NUM_GROUPS": 0,
+    "TOP_GROUPS": 3,
+    "GROUP_BEST": 2,
+    "NORMALIZES": True,
+    "BLOCK": 256,
+}
+OPTIONS = {"wide_attention": {"num_warps": 8, "num_stages": 2}}
+"""That kernels are launched with."""
 SHARED_BYTES = {80: 163 << 10, 90: 227 << 10}
 """That a block can have."""
 KERNELS: list[tuple[str, str, dict[str, Any]]] = [
@@ -92,12 +138,12 @@ KERNELS: list[tuple[str, str, dict[str, Any]]] = [
     ("norm", "_rms_norm_kernel", {"HAS_ADDEND": True, **RESULTS, "CODES": "int8", "BLOCK": 4096}),
     ("norm", "_rms_norm_kernel", {"HAS_ADDEND": True, **RESULTS, "CODES": "fp8", "BLOCK": 4096}),
     *(
-        ("activation", "_gated_activation_kernel", {"ACTIVATION": name, **RESULTS, "BLOCK": 1024})
-        for name in ("silu", "gelu_tanh", "gelu", "relu", "relu2")
+        ("activation", "_activation_kernel", {**GATED, "ACTIVATION": name, "BLOCK": 1024})
+        for name in ("silu", "gelu_tanh", "gelu", "relu", "relu2", "clamped_swiglu")
     ),
-    ("activation", "_gated_activation_kernel", {**CODED_ROW, "CODES": "int8"}),
-    ("activation", "_gated_activation_kernel", {**CODED_ROW, "CODES": "outliers"}),
-    ("activation", "_gated_activation_kernel", {**CODED_ROW, "CODES": "fp8"}),
+    ("activation", "_activation_kernel", {**CODED_ROW, "CODES": "int8"}),
+    ("activation", "_activation_kernel", {**CODED_ROW, "CODES": "outliers"}),
+    ("activation", "_activation_kernel", {**CODED_ROW, "CODES": "fp8"}),
     ("rope", "_rope_cache_write_kernel", {"HAS_Q_NORM": True, "HAS_K_NORM": True, **ROPE}),
     ("rope", "_rope_cache_write_kernel", {"HAS_Q_NORM": False, "HAS_K_NORM": False, **ROPE}),
     *(
@@ -108,19 +154,35 @@ KERNELS: list[tuple[str, str, dict[str, Any]]] = [
         )
         for code in ("int8", "e4m3", "e5m2")
     ),
-    ("attention", "_decode_kernel", {"BLOCK_GROUP": 16, **HEAD, **TILE}),
-    ("attention", "_decode_kernel", {"BLOCK_GROUP": 16, **HEAD, **INT8}),
-    ("attention", "_decode_kernel", {"BLOCK_GROUP": 16, **HEAD, **E4M3}),
-    ("attention", "_decode_kernel", {"BLOCK_GROUP": 16, **HEAD, **E5M2}),
-    ("attention", "_decode_kernel", {"BLOCK_GROUP": 16, **ODD_HEAD, **PLAIN}),
-    ("attention", "_prefill_kernel", {"BLOCK_GROUP": 4, "QUERY_TILE": 32, **HEAD, **TILE}),
-    ("attention", "_prefill_kernel", {"BLOCK_GROUP": 4, "QUERY_TILE": 32, **HEAD, **INT8}),
-    ("attention", "_prefill_kernel", {"BLOCK_GROUP": 4, "QUERY_TILE": 32, **HEAD, **E4M3}),
-    ("attention", "_prefill_kernel", {"BLOCK_GROUP": 4, "QUERY_TILE": 32, **HEAD, **E5M2}),
-    ("attention", "_prefill_kernel", {"BLOCK_GROUP": 4, "QUERY_TILE": 32, **ODD_HEAD, **PLAIN}),
-    ("attention", "_prefill_kernel", {"BLOCK_GROUP": 8, "QUERY_TILE": 16, **WIDE_HEAD, **PLAIN}),
-    ("attention", "_prefill_kernel", {"BLOCK_GROUP": 1, "QUERY_TILE": 128, **ONE_HEAD, **TILE}),
-    ("attention", "_prefill_kernel", {"BLOCK_GROUP": 1, "QUERY_TILE": 64, **WIDEST_HEAD, **TILE}),
+    ("attention", "_decode_kernel", {"BLOCK_GROUP": 16, **HEAD, **TILE, **SINKS}),
+    ("attention", "_decode_kernel", {"BLOCK_GROUP": 16, **HEAD, **INT8, **SINKS}),
+    ("attention", "_decode_kernel", {"BLOCK_GROUP": 16, **HEAD, **E4M3, **SINKS}),
+    ("attention", "_decode_kernel", {"BLOCK_GROUP": 16, **HEAD, **E5M2, **SINKS}),
+    ("attention", "_decode_kernel", {"BLOCK_GROUP": 16, **ODD_HEAD, **PLAIN, **SINKS}),
+    ("attention", "_prefill_kernel", {"BLOCK_GROUP": 4, "QUERY_TILE": 32, **HEAD, **TILE, **SINKS}),
+    ("attention", "_prefill_kernel", {"BLOCK_GROUP": 4, "QUERY_TILE": 32, **HEAD, **INT8, **SINKS}),
+    ("attention", "_prefill_kernel", {"BLOCK_GROUP": 4, "QUERY_TILE": 32, **HEAD, **E4M3, **SINKS}),
+    ("attention", "_prefill_kernel", {"BLOCK_GROUP": 4, "QUERY_TILE": 32, **HEAD, **E5M2, **SINKS}),
+    (
+        "attention",
+        "_prefill_kernel",
+        {"BLOCK_GROUP": 4, "QUERY_TILE": 32, **ODD_HEAD, **PLAIN, **SINKS},
+    ),
+    (
+        "attention",
+        "_prefill_kernel",
+        {"BLOCK_GROUP": 8, "QUERY_TILE": 16, **WIDE_HEAD, **PLAIN, **SINKS},
+    ),
+    (
+        "attention",
+        "_prefill_kernel",
+        {"BLOCK_GROUP": 1, "QUERY_TILE": 128, **ONE_HEAD, **TILE, **SINKS},
+    ),
+    (
+        "attention",
+        "_prefill_kernel",
+        {"BLOCK_GROUP": 1, "QUERY_TILE": 64, **WIDEST_HEAD, **TILE, **SINKS},
+    ),
     ("linear", "_linear_packed_kernel", PACKED),
     ("linear", "_linear_packed_kernel", {**PACKED, "BLOCK_ROWS": 64}),
     ("linear_unpacked", "_unpack_kernel", {**UNPACKED, "IS_GATED": True}),
@@ -149,17 +211,46 @@ KERNELS: list[tuple[str, str, dict[str, Any]]] = [
     (
         "invariant.attention",
         "_merge_kernel",
-        {"HEAD_DIM": 80, "BLOCK_DIM": 128, "PARTITION_KEYS": 256, "HAS_WINDOW": True},
+        {"HEAD_DIM": 80, "BLOCK_DIM": 128, "PARTITION_KEYS": 256, "HAS_WINDOW": True, **SINKS},
     ),
     ("invariant.linear", "_linear_kernel", LINEAR),
-    ("attention", "_decode_kernel", {"BLOCK_GROUP": 16, **HEAD, **E4NV}),
-    ("attention", "_prefill_kernel", {"BLOCK_GROUP": 4, "QUERY_TILE": 32, **HEAD, **E4NV}),
+    ("attention", "_decode_kernel", {"BLOCK_GROUP": 16, **HEAD, **E4NV, **SINKS}),
+    ("attention", "_prefill_kernel", {"BLOCK_GROUP": 4, "QUERY_TILE": 32, **HEAD, **E4NV, **SINKS}),
     (
         "rope",
         "_rope_cache_write_kernel",
         {**ROPE, "HAS_Q_NORM": True, "HAS_K_NORM": True, "CODE": "e4nv"},
     ),
     ("attention", "_merge_kernel", {"HEAD_DIM": 80, "BLOCK_DIM": 128, "BLOCK_SPLITS": 32}),
+    ("attention", "_decode_kernel", {"BLOCK_GROUP": 16, **HEAD, **TILE, **OF_HEADS}),
+    (
+        "attention",
+        "_prefill_kernel",
+        {"BLOCK_GROUP": 4, "QUERY_TILE": 32, **HEAD, **TILE, **OF_HEADS},
+    ),
+    ("invariant.attention", "_partition_kernel", {**PARTITION, **HEAD, **TILE, "HAS_SLOPES": True}),
+    *(("wide_attention", "_wide_kernel", {**WIDE, "CODE": code}) for code in ("", "int8", "e4m3")),
+    ("wide_attention", "_wide_kernel", {**WIDE, **WIDE_DECODE}),
+    ("wide_attention", "_merge_wide_kernel", {"HEAD_DIM": 576, "BLOCK_DIM": 1024}),
+    *(("norm", "_norm_kernel", {**NORM, "KIND": kind, "CODES": ""}) for kind in ("layer", "none")),
+    ("norm", "_norm_kernel", {**NORM, "KIND": "rms", "CODES": "int8"}),
+    ("norm", "_norm_kernel", {**NORM, "KIND": "layer", "CODES": "fp8"}),
+    ("activation", "_activation_kernel", {**PLAIN_ROW, "ACTIVATION": "gelu"}),
+    ("activation", "_activation_kernel", {**PLAIN_ROW, "ACTIVATION": "relu2", "CODES": "fp8"}),
+    ("activation", "_bounding_kernel", {"IS_SOFT": True, "BLOCK": 1024}),
+    ("activation", "_bounding_kernel", {"IS_SOFT": False, "BLOCK": 1024}),
+    ("linear", "_linear_packed_kernel", {**PACKED, **EXPERTS}),
+    ("linear_quantized", "_linear_quantized_kernel", {**QUANTIZED, **EXPERTS, "IS_INT8": True}),
+    ("linear_quantized", "_linear_quantized_kernel", {**QUANTIZED, **EXPERTS}),
+    *(("experts", "_grouped_kernel", {**LINEAR, **EXPERTS, "BLOCK_ROWS": n}) for n in (16, 64)),
+    ("experts", "_group_kernel", {"TOP_K": 8, "BLOCK": 1024}),
+    ("experts", "_combine_kernel", {"TOP_K": 8, "BLOCK": 1024}),
+    *(("routing", "_route_kernel", {**ROUTE, "SCORING": name}) for name in SCORINGS),
+    (
+        "routing",
+        "_route_kernel",
+        {**ROUTE, "SCORING": "sigmoid", "NUM_GROUPS": 8, "HAS_BIAS": True},
+    ),
 ]
 
 
@@ -190,7 +281,7 @@ def kernels_for(architecture: int) -> list[tuple[str, str, dict[str, Any]]]:
         (module, name, constants)
         for module, name, constants in KERNELS
         if constants.get("CODE") != "e4nv"
-        and (module not in ("norm", "activation") or constants["CODES"] == "fp8")
+        and (module not in ("norm", "activation") or constants.get("CODES") == "fp8")
     ]
 
 
@@ -217,7 +308,8 @@ def compile_kernel(module: str, name: str, constants: dict[str, Any], architectu
         if kind.startswith("*") or (kind == "i32" and parameter not in unspecialised)
     }
     source = ASTSource(function, signature, constants, attributes)
-    return triton.compile(source, target=GPUTarget("cuda", architecture, 32))
+    options = OPTIONS.get(module)
+    return triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options)
 
 
 def _type_of(module: str, parameter: str, constants: dict[str, Any]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lmi_core.ops.device.adapter_table import AdapterTable
 from lmi_core.ops.device.device_step import DeviceStep
+from lmi_core.ops.device.expert_rows import ExpertTable, heads_of_rows
 from lmi_core.ops.device.packed_weight import PackedWeight
 from lmi_core.ops.device.paged_cache import PagedCache
 from lmi_core.ops.device.pending_results import PendingResults
@@ -19,9 +20,7 @@ from lmi_core.ops.device.replay import Replay
 from lmi_core.ops.device.sampling_inputs import SamplingInputs
 from lmi_core.ops.device.torch_weights import DTYPES, DeviceConstants, DeviceWeight
 from lmi_core.ops.graph import ExpertMatrices, Graph, Handle, LinearWeight, Node
-from lmi_core.ops.kernels.fallback import only_in_torch
 from lmi_core.ops.kernels.select import Kernels
-from lmi_core.ops.kernels.torch_ops.experts import group_rows
 
 _RESULTS = ("sample", "output")
 """Ops of which one ends a graph, and whose operand it gives."""
@@ -42,7 +41,11 @@ class EagerGraph:
         results = [node.operands for node in graph.nodes if node.op in _RESULTS]
         self._result = next(iter(results[0].values())) if results else None
         self._sees_later = any(node.attributes.get("sees_later") for node in graph.nodes)
-        self.reads_counts = any(node.op == "grouped_linear" for node in graph.nodes)
+        self._groups_in_torch = kernels.chosen["grouped_linear"] in ("torch", "by row")
+        self.reads_counts = self._groups_in_torch and any(
+            node.op == "grouped_linear" and isinstance(node.attributes["weight"], ExpertMatrices)
+            for node in graph.nodes
+        )
         """Whether the host waits within a step, for how many rows experts have."""
         self._quantized = graph.quantized_rows()
         self._unpacked_bytes = 0
@@ -126,13 +129,13 @@ class EagerGraph:
         out_dtype: str,
         **settings: object,
     ) -> _Compute:
-        run = self._only_in_torch("norm")
         dtype = self._act if out_dtype == "act" and residual is None else torch.float32
 
         def compute(replay: Replay) -> Tensor | QuantizedRows:
             codes = self._codes(y) if residual is None else None
-            result: Tensor | QuantizedRows = run(
-                replay[x], out_dtype=dtype, codes=codes, **settings
+            value, addend = replay.take(x)
+            result: Tensor | QuantizedRows = self.kernels.norm(
+                value, out_dtype=dtype, addend=addend, codes=codes, **settings
             )
             return result
 
@@ -141,30 +144,8 @@ class EagerGraph:
 
         return compute if residual is None else add
 
-    def _norm_heads(
-        self,
-        y: Handle,
-        x: Handle,
-        *,
-        weight: Tensor,
-        bias: Tensor | None,
-        first_column: int,
-        num_groups: int,
-        **settings: object,
-    ) -> _Compute:
-        run = self._only_in_torch("norm")
-        columns = slice(first_column, first_column + weight.numel())
-        scale = weight.view(num_groups, -1)
-        offset = None if bias is None else bias.view(num_groups, -1)
-
-        def compute(replay: Replay) -> Tensor:
-            value = replay[x]
-            groups = value[:, columns].reshape(len(value), num_groups, -1)
-            normed = run(groups, scale, offset, out_dtype=torch.float32, **settings)
-            value[:, columns] = normed.flatten(1)
-            return value
-
-        return compute
+    def _norm_heads(self, y: Handle, x: Handle, **settings: object) -> _Compute:
+        return lambda replay: cast(Tensor, self.kernels.norm_heads(replay[x], **settings))
 
     def _rms_norm(self, y: Handle, x: Handle, *, weight: Tensor, eps: float) -> _Compute:
         def compute(replay: Replay) -> Tensor | QuantizedRows:
@@ -189,9 +170,7 @@ class EagerGraph:
         gated: bool = True,
     ) -> _Compute:
         multiply = self._multiply(weight)
-        activate = self.kernels.gated_activation
-        if not gated:
-            activate = self._only_in_torch("activation")
+        activate = self.kernels.gated_activation if gated else self.kernels.activation
         is_act = activation != "" or out_dtype == "act"
 
         def product(replay: Replay) -> Tensor | QuantizedRows:
@@ -215,10 +194,8 @@ class EagerGraph:
         return compute
 
     def _activation(self, y: Handle, x: Handle, *, activation: str) -> _Compute:
-        run = self._only_in_torch("activation")
-
         def compute(replay: Replay) -> Tensor | QuantizedRows:
-            result: Tensor | QuantizedRows = run(
+            result: Tensor | QuantizedRows = self.kernels.activation(
                 replay[x], activation, out_dtype=self._act, codes=self._codes(y)
             )
             return result
@@ -226,16 +203,13 @@ class EagerGraph:
         return compute
 
     def _soft_cap(self, y: Handle, x: Handle, *, cap: float) -> _Compute:
-        run = self._only_in_torch("soft_cap")
-        return lambda replay: cast(Tensor, run(replay[x], cap))
+        return lambda replay: cast(Tensor, self.kernels.soft_cap(replay[x], cap))
 
     def _clip(self, y: Handle, x: Handle, *, cap: float) -> _Compute:
-        run = self._only_in_torch("clip")
-        return lambda replay: cast(Tensor, run(replay[x], cap))
+        return lambda replay: cast(Tensor, self.kernels.clip(replay[x], cap))
 
     def _route(self, y: Handle, x: Handle, **settings: object) -> _Compute:
-        run = self._only_in_torch("route")
-        return lambda replay: cast(Tensor, run(replay[x], **settings))
+        return lambda replay: cast(Tensor, self.kernels.route(replay[x], **settings))
 
     def _grouped_linear(
         self,
@@ -248,39 +222,85 @@ class EagerGraph:
         bias: Tensor | None,
         activation: str,
     ) -> _Compute:
-        activate = self.kernels.gated_activation
-        if activation == "clamped_swiglu":
-            activate = self._only_in_torch("gated_activation")
-        experts = weight.experts if isinstance(weight, ExpertMatrices) else (weight,)
-        products = [self._multiply(expert) for expert in experts]
-        biases = [None] * len(products) if bias is None else list(bias.chunk(len(products)))
+        act = self._act
+
+        def activated(result: Tensor) -> Tensor:
+            if not activation:
+                return result.to(act)
+            return cast(Tensor, self.kernels.gated_activation(result, activation, out_dtype=act))
+
+        if not isinstance(weight, ExpertMatrices):
+            return self._shared_expert(x, routes, residual, weight, bias, activated)
+        table = self._expert_table(weight)
+        biases = None if bias is None else bias.view(len(table.experts), -1)
 
         def compute(replay: Replay) -> Tensor | None:
-            rows, sums = replay[x], None if residual is None else replay[residual]
-            results = []
-            for run in group_rows(replay[routes], len(products)):
-                own = rows[run.token_rows if x.rows == "T" else run.rows]
-                result = products[run.expert](own, biases[run.expert])
-                if sums is not None:
-                    sums.index_add_(0, run.token_rows, result * run.weights.unsqueeze(1))
-                elif activation:
-                    results.append(activate(result, activation, out_dtype=self._act))
-                else:
-                    results.append(result.to(self._act))
-            return torch.cat(results) if sums is None else None
+            routed = replay[routes]
+            rows = replay.grouped(routes)
+            if rows is None:
+                rows = replay.group(routes, self.kernels.group_rows(routed, len(table.experts)))
+            sums = None if residual is None else replay[residual]
+            result = self.kernels.grouped_linear(
+                *(replay[x], routed, rows, table, biases), is_by_token=x.rows == "T", sums=sums
+            )
+            return None if result is None else activated(result)
 
         return compute
+
+    def _shared_expert(
+        self,
+        x: Handle,
+        routes: Handle,
+        residual: Handle | None,
+        weight: LinearWeight,
+        bias: Tensor | None,
+        activated: Callable[[Tensor], Tensor],
+    ) -> _Compute:
+        """That every row takes."""
+        multiply = self._multiply(weight)
+
+        def compute(replay: Replay) -> Tensor | None:
+            result = multiply(replay[x], bias)
+            if residual is None:
+                return activated(result)
+            replay.add_later(residual, result * replay[routes][:, 1:])
+            return None
+
+        return compute
+
+    def _expert_table(self, weight: ExpertMatrices) -> ExpertTable:
+        products = [self._multiply(expert) for expert in weight.experts]
+
+        def multiply(expert: int, rows: Tensor, bias: Tensor | None) -> Tensor:
+            return products[expert](rows, bias)
+
+        table = ExpertTable(weight.experts, multiply)
+        self.reads_counts |= not table.are_alike
+        return table
 
     def _head_linear(
         self, y: Handle, x: Handle, *, weight: LinearWeight, num_heads: int, out_dtype: str
     ) -> _Compute:
-        experts = weight.experts if isinstance(weight, ExpertMatrices) else (weight,)
-        heads = [self._multiply(head) for head in experts]
-        dtype = self._act if out_dtype == "act" else torch.float32
+        assert isinstance(weight, ExpertMatrices)
+        table, dtype = (
+            self._expert_table(weight),
+            self._act if out_dtype == "act" else torch.float32,
+        )
+
+        def compute_all(replay: Replay) -> Tensor:
+            """Heads as experts that every row has, without a launch for each."""
+            rows = heads_of_rows(len(replay[x]), num_heads, self.device)
+            each = replay[x].view(-1, weight.num_inputs)
+            y = self.kernels.grouped_linear(each, None, rows, table, None, is_by_token=True)
+            by_head = y.to(dtype).view(num_heads, -1, weight.num_outputs)
+            return cast(Tensor, by_head.transpose(0, 1).flatten(1))
+
+        if table.are_alike and not self._groups_in_torch:
+            return compute_all
 
         def compute(replay: Replay) -> Tensor:
             columns = replay[x].chunk(num_heads, dim=1)
-            parts = [head(part, None) for head, part in zip(heads, columns, strict=True)]
+            parts = [table.multiply(head, part, None) for head, part in enumerate(columns)]
             return torch.cat(parts, dim=1).to(dtype)
 
         return compute
@@ -342,9 +362,6 @@ class EagerGraph:
 
     def _gather_logit_rows(self, y: Handle, x: Handle) -> _Compute:
         return lambda replay: replay[x][replay.step.logit_token_rows]
-
-    def _only_in_torch(self, op: str) -> Callable[..., Any]:
-        return only_in_torch(op, self.kernels.chosen["rms_norm"], self.kernels.chosen["linear"])
 
     def _codes(self, y: Handle) -> RowFormat | None:
         """What the rows of a value are quantised to by who makes it."""

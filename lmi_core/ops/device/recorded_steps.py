@@ -20,6 +20,7 @@ ALIGNMENT = 256
 """Bytes that every activation starts on."""
 _STRUCTS = {
     "embed": "gather_rows",
+    "add_positions": "gather_rows",
     "gather_logit_rows": "gather_rows",
     "attention": "decode_attention",
     "linear": "linear_dense",

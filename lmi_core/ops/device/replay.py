@@ -7,6 +7,7 @@ from typing import cast
 from torch import Tensor
 
 from lmi_core.ops.device.device_step import DeviceStep
+from lmi_core.ops.device.expert_rows import ExpertRows
 from lmi_core.ops.device.quantized_rows import QuantizedRows
 from lmi_core.ops.graph import Handle
 
@@ -18,6 +19,7 @@ class Replay:
         self.step = step
         self._values: dict[Handle, Tensor | QuantizedRows] = {}
         self._addends: dict[Handle, Tensor] = {}
+        self._grouped: tuple[Handle, ExpertRows] | None = None
 
     def __getitem__(self, handle: Handle) -> Tensor:
         value = cast(Tensor, self._values[handle])
@@ -47,3 +49,12 @@ class Replay:
     def drop(self, handle: Handle) -> None:
         self._values.pop(handle, None)
         self._addends.pop(handle, None)
+
+    def grouped(self, routes: Handle) -> ExpertRows | None:
+        """What ``group`` was given last, if it was for these."""
+        return self._grouped[1] if self._grouped and self._grouped[0] is routes else None
+
+    def group(self, routes: Handle, rows: ExpertRows) -> ExpertRows:
+        """Keep them for the next product of the same experts."""
+        self._grouped = routes, rows
+        return rows

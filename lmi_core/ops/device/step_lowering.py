@@ -3,61 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NoReturn, cast
+from typing import NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lmi_core.ops.device import packed_weight
-from lmi_core.ops.device.packed_weight import PackedWeight
 from lmi_core.ops.device.paged_cache import PagedCache, fixed_of, layer_arguments
-from lmi_core.ops.device.quantized_rows import CODE_TYPES, RowFormat, max_outliers, stride_of
-from lmi_core.ops.device.recorded_steps import (
-    Node,
-    RecordedSteps,
-    UnpackedWeight,
-    Value,
-    block_copies,
-)
+from lmi_core.ops.device.product_lowering import NotNativeError, ProductLowering
+from lmi_core.ops.device.recorded_steps import RecordedSteps, Value, block_copies
 from lmi_core.ops.device.step_list import StepListSizes
-from lmi_core.ops.device.torch_weights import DTYPES as TORCH_DTYPES
-from lmi_core.ops.device.torch_weights import DeviceConstants, DeviceWeight
-from lmi_core.ops.graph import Graph, Handle, LinearWeight, RowSymbol
+from lmi_core.ops.device.torch_weights import DeviceConstants
+from lmi_core.ops.graph import Graph, Handle, LinearWeight
 from lmi_core.ops.graph import Node as GraphNode
-from lmi_core.ops.kernels.cuda import cublaslt
-from lmi_core.ops.kernels.cuda.activation import ACTIVATIONS, can_quantize
-from lmi_core.ops.kernels.cuda.attention import DTYPES, not_covered
-from lmi_core.ops.kernels.cuda.norm import most_columns
+from lmi_core.ops.kernels.cuda.activation import ACTIVATIONS, CODED_ACTIVATIONS, can_quantize
+from lmi_core.ops.kernels.cuda.attention import not_covered
+from lmi_core.ops.kernels.cuda.norm import KINDS, most_columns
 
 
-class NotNativeError(Exception):
-    """The model has an op that no native kernel covers; ``op`` and ``reason`` say which and why."""
-
-    def __init__(self, op: str, reason: str) -> None:
-        super().__init__(f"{op}: {reason}")
-        self.op, self.reason = op, reason
-
-
-class StepLowering:
+class StepLowering(ProductLowering):
     """Kernels for the nodes of ``graph``: a method per op, of the node's result, its operands and
     attributes, with arrays as tensors. Raises NotNativeError for what no native kernel covers.
 
-    A sum with a residual is left to the next norm of it, whose kernel adds.
+    A sum with a residual is left to the next norm of it, whose kernel adds, unless another sum
+    comes first.
     """
 
     def __init__(self, graph: Graph, chosen: Mapping[str, str], device: torch.device) -> None:
         """``chosen``: the implementation of every op, see ``ops.select``."""
-        self.device = device
-        self._chosen = chosen
-        self._act_name = graph.act_dtype
-        self._act = TORCH_DTYPES[graph.act_dtype]
-        self.nodes: list[Node] = []
-        self._values: list[Value] = []
-        self._of_handles: dict[Handle, Value] = {}
-        self._addends: dict[Value, Value] = {}
-        self._quantized = graph.quantized_rows()
-        self._codes: dict[tuple[Handle, RowFormat], dict[str, object]] = {}
+        super().__init__(graph, chosen, device)
         self._caches: list[PagedCache] = []
         self._logits: Value | None = None
         constants = DeviceConstants(device)
@@ -83,10 +57,69 @@ class StepLowering:
     def _embed(self, y: Handle, *, table: Tensor, scale: float) -> None:
         self._node("embed", y.rows, table=table, y=self._new(y), **_table_of(table, scale))
 
+    def _add_positions(self, y: Handle, x: Handle, *, table: Tensor, offset: int) -> None:
+        value = self._of_handles[x]
+        self._settle(value)
+        self._node(
+            "add_positions", "T", table=table, y=value, offset=offset, adds=1, **_table_of(table, 1)
+        )
+
+    def _norm(
+        self,
+        y: Handle,
+        x: Handle,
+        residual: Handle | None = None,
+        *,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        eps: float,
+        kind: str,
+        out_dtype: str,
+    ) -> None:
+        self._want_normed("norm", x.columns)
+        value = self._of_handles[x]
+        addend = self._addends.pop(value, None)
+        if residual is not None:
+            normed = self._value(torch.float32, x.columns, x.rows)
+        else:
+            normed = self._new(y)
+        self._norm_node(value, weight, bias, y=normed, addend=addend, kind=kind, eps=eps)
+        if residual is not None:
+            self._add_later(self._of_handles[residual], normed)
+
+    def _norm_heads(
+        self,
+        y: Handle,
+        x: Handle,
+        *,
+        weight: Tensor,
+        bias: Tensor | None,
+        eps: float,
+        kind: str,
+        first_column: int,
+        num_groups: int,
+    ) -> None:
+        num_columns = weight.numel() // num_groups
+        self._want_normed("norm_heads", num_columns)
+        value = self._of_handles[x]
+        self._node(
+            "norm",
+            x.rows,
+            x=value,
+            weight=weight,
+            bias=bias,
+            y=value,
+            num_groups=num_groups,
+            num_columns=num_columns,
+            stride=x.columns,
+            first_column=first_column,
+            kind=KINDS[kind],
+            eps=eps,
+            y_dtype=value.dtype,
+        )
+
     def _rms_norm(self, y: Handle, x: Handle, *, weight: Tensor, eps: float) -> None:
-        self._want_native("rms_norm")
-        if x.columns > most_columns(x.columns):
-            raise NotNativeError("rms_norm", f"the CUDA kernel has no rows of {x.columns} columns")
+        self._want_normed("rms_norm", x.columns)
         value = self._of_handles[x]
         self._node(
             "rms_norm",
@@ -112,25 +145,33 @@ class StepLowering:
         out_dtype: str,
         gated: bool = True,
     ) -> None:
-        if activation and (not gated or activation not in ACTIVATIONS):
-            raise NotNativeError("linear", f"the CUDA kernel has no {activation}")
         product = self._product(x, weight, bias)
         if activation:
-            self._activate(y, product, activation)
+            self._activate(y, product, activation, is_gated=gated)
+        elif residual is not None:
+            self._add_later(self._of_handles[residual], product)
         elif out_dtype == "act":
-            raise NotNativeError("linear", f"no kernel rounds its results to {self._act_name}")
-        elif residual is None:
-            self._of_handles[y] = product
+            self._want_normed("norm", y.columns)
+            self._norm_node(product, None, None, y=self._new(y))
         else:
-            target = self._of_handles[residual]
-            if target in self._addends:
-                raise NotNativeError("linear", "two sums follow one another without a norm")
-            self._addends[target] = product
+            self._of_handles[y] = product
 
     def _gated_activation(self, y: Handle, x: Handle, *, activation: str) -> None:
-        if activation not in ACTIVATIONS:
-            raise NotNativeError("gated_activation", f"the CUDA kernel has no {activation}")
-        self._activate(y, self._of_handles[x], activation)
+        self._activate(y, self._of_handles[x], activation, is_gated=True)
+
+    def _activation(self, y: Handle, x: Handle, *, activation: str) -> None:
+        self._activate(y, self._of_handles[x], activation, is_gated=False)
+
+    def _soft_cap(self, y: Handle, x: Handle, *, cap: float) -> None:
+        self._bound("soft_cap", x, cap)
+
+    def _clip(self, y: Handle, x: Handle, *, cap: float) -> None:
+        self._bound("clip", x, cap)
+
+    def _bound(self, op: str, x: Handle, cap: float) -> None:
+        self._want_native(op)
+        value = self._of_handles[x]
+        self._activation_node(op, value, value, cap=cap)
 
     def _lora_add(self, *_: Handle, **attributes: object) -> NoReturn:
         raise NotNativeError("lora_add", "LoRA adapters have no CUDA kernel")
@@ -168,15 +209,14 @@ class StepLowering:
         layer: int,
         num_q_heads: int,
         scale: float,
-        slopes: Tensor | None = None,
-        sinks: Tensor | None = None,
-        **settings: float,
+        sees_later: bool = False,
+        relative: Tensor | None = None,
+        **settings: object,
     ) -> None:
+        """``settings``: window, soft cap, slopes and sinks."""
         self._want_native("attention")
-        if sinks is not None:
-            raise NotNativeError("attention", "the CUDA kernel has no sinks")
-        if slopes is not None:
-            raise NotNativeError("attention", "the CUDA kernel has no ALiBi")
+        if sees_later or relative is not None:
+            raise NotNativeError("attention", "the CUDA kernel shows no token later ones")
         keys, _, scales = cache.layers[layer]
         group = num_q_heads // keys.shape[1]
         reason = not_covered(self._act, keys.dtype, group, cache.head_dim, self.device)
@@ -212,186 +252,81 @@ class StepLowering:
         self._node("gather_logit_rows", "L", table=value, y=y, **_table_of(value, 1.0))
         return y
 
-    def _product(self, x: Handle, weight: LinearWeight, bias: Tensor | None) -> Value:
-        y = self._value(torch.float32, weight.num_outputs, x.rows)
-        if isinstance(weight, PackedWeight) and weight.row_format:
-            self._quantized_product(x, weight, weight.row_format, bias, y)
-        elif isinstance(weight, PackedWeight):
-            self._packed_product(self._of_handles[x], weight, bias, y)
-        else:
-            self._dense_product(self._of_handles[x], cast(DeviceWeight, weight), bias, y)
-        return y
-
-    def _dense_product(self, x: Value, weight: DeviceWeight, bias: Tensor | None, y: Value) -> None:
-        self._want_multiplied("linear", x)
-        matrix = weight.matrix
-        if matrix.dtype != x.dtype:
-            names = f"{str(matrix.dtype)[6:]} weights for {str(x.dtype)[6:]} rows"
-            raise NotNativeError("linear", f"the CUDA kernel has no {names}")
-        missing = cublaslt.unusable_because()
-        if missing is not None:
-            raise NotNativeError("linear", f"no cuBLASLt ({missing})")
-        self._node(
-            "linear",
-            x.rows,
-            x=x,
-            weight=matrix,
-            bias=bias,
-            y=y,
-            num_outputs=weight.num_outputs,
-            num_inputs=weight.num_inputs,
-            y_stride=weight.num_outputs,
-            dtype=x.dtype,
-        )
-
-    def _packed_product(
-        self, x: Value, weight: PackedWeight, bias: Tensor | None, y: Value
-    ) -> None:
-        self._want_multiplied("linear_packed", x)
-        if weight.num_inputs % 8 != 0:
-            reason = f"the CUDA kernel has no rows of {weight.num_inputs} inputs"
-            raise NotNativeError("linear_packed", reason)
-        self._node(
-            "linear_packed",
-            x.rows,
-            x=x,
-            panels=weight.panels,
-            bias=bias,
-            y=y,
-            max_packed_rows=packed_weight.MAX_PACKED_ROWS,
-            **self._room_to_unpack(weight, x.rows, packed_weight.MAX_PACKED_ROWS),
-            num_outputs=weight.num_outputs,
-            num_inputs=weight.num_inputs,
-            group_size=weight.group_size,
-            is_gated=weight.is_gated,
-            dtype=x.dtype,
-        )
-
-    def _quantized_product(
-        self,
-        x: Handle,
-        weight: PackedWeight,
-        row_format: RowFormat,
-        bias: Tensor | None,
-        y: Value,
-    ) -> None:
-        self._want_native("linear_quantized")
-        if (x, row_format) not in self._codes:
-            self._quantize(x, row_format)
-        coded = self._codes[x, row_format]
-        values = [value for value in coded.values() if isinstance(value, Value)]
-        self._values += [value for value in values if value not in self._values]
-        self._node(
-            "linear_quantized",
-            x.rows,
-            row_scales=coded["scales"],
-            panels=weight.panels,
-            bias=bias,
-            y=y,
-            num_outputs=weight.num_outputs,
-            num_inputs=weight.num_inputs,
-            group_size=weight.group_size,
-            is_gated=weight.is_gated,
-            max_panel_rows=packed_weight.MAX_PANEL_ROWS,
-            **self._room_to_unpack(weight, x.rows, packed_weight.MAX_PANEL_ROWS),
-            **{name: value for name, value in coded.items() if name != "scales"},
-        )
-
-    def _room_to_unpack(
-        self, weight: PackedWeight, rows: RowSymbol, most_rows: int
-    ) -> dict[str, object]:
-        """For steps of more rows; nothing where none are unpacked."""
-        num_bytes = weight.unpacked_bytes
-        if not num_bytes or not cublaslt.can_unpack():
-            return {}
-        node_id = len(self.nodes)
-        room = UnpackedWeight(torch.uint8, num_bytes, rows, node_id, node_id, most_rows=most_rows)
-        self._values.append(room)
-        return {"unpacked": room, "unpacked_bytes": num_bytes}
-
-    def _quantize(self, x: Handle, row_format: RowFormat) -> None:
-        value = self._of_handles[x]
-        self._node(
-            "quantize_rows",
-            x.rows,
-            x=value,
-            num_columns=x.columns,
-            dtype=value.dtype,
-            **self._coded(x, row_format),
-        )
-
-    def _coded(self, x: Handle, row_format: RowFormat) -> dict[str, object]:
-        """Room for the codes of x, as arguments of the kernel that makes them."""
-        number = len(self.nodes)
-
-        def room(dtype: torch.dtype, columns: int) -> Value:
-            return Value(dtype, columns, x.rows, number, number)
-
-        code_type, stride = CODE_TYPES[row_format], stride_of(x.columns)
-        coded: dict[str, object] = {
-            "codes": room(code_type, stride),
-            "scales": room(torch.float32, 1),
-            "stride": stride,
-            "code_type": code_type,
-        }
-        if row_format == "outliers":
-            width = 1 + max_outliers(x.columns)
-            coded |= {"outliers": room(torch.int32, width), "outlier_stride": width}
-        self._codes[x, row_format] = coded
-        return coded
-
-    def _result(self, y: Handle, *, is_quantizable: bool) -> dict[str, object]:
-        """Room for y as arguments of its kernel, as codes where only those are read."""
-        weight = self._quantized.get(y)
-        if weight is None or not is_quantizable:
-            return {"y": self._new(y)}
-        row_format = cast(PackedWeight, weight).row_format
-        assert row_format is not None
-        return self._coded(y, row_format)
-
-    def _want_multiplied(self, op: str, x: Value) -> None:
-        self._want_native(op)
-        if x.dtype not in DTYPES:
-            raise NotNativeError(op, f"the CUDA kernel has no {str(x.dtype)[6:]} rows")
-
-    def _activate(self, y: Handle, gate_up: Value, activation: str) -> None:
-        self._want_native("gated_activation")
+    def _activate(self, y: Handle, x: Value, activation: str, *, is_gated: bool) -> None:
+        self._want_native("gated_activation" if is_gated else "activation")
+        if not is_gated or activation not in CODED_ACTIVATIONS:
+            self._activation_node(activation, x, self._new(y), is_gated=is_gated)
+            return
         self._node(
             "gated_activation",
             y.rows,
-            gate_up=gate_up,
+            gate_up=x,
             num_columns=y.columns,
             activation=ACTIVATIONS[activation],
             y_dtype=self._act,
             **self._result(y, is_quantizable=can_quantize(y.columns)),
         )
 
-    def _want_native(self, op: str) -> None:
-        if self._chosen[op] != "native":
-            raise NotNativeError(op, f"it runs in {self._chosen[op]}")
+    def _activation_node(self, name: str, x: Value, y: Value, **settings: object) -> None:
+        self._node(
+            "activation",
+            y.rows,
+            x=x,
+            y=y,
+            num_columns=y.columns,
+            activation=ACTIVATIONS[name],
+            y_dtype=y.dtype,
+            **settings,
+        )
+
+    def _norm_node(
+        self,
+        x: Value,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        *,
+        y: Value | None = None,
+        addend: Value | None = None,
+        kind: str = "none",
+        eps: float = 0.0,
+    ) -> None:
+        """Of whole rows. ``y`` None: the sum with the addend alone."""
+        self._node(
+            "norm",
+            x.rows,
+            x=x,
+            addend=addend,
+            weight=weight,
+            bias=bias,
+            y=y,
+            num_groups=1,
+            num_columns=x.columns,
+            stride=x.columns,
+            kind=KINDS[kind],
+            eps=eps,
+            y_dtype=torch.float32 if y is None else y.dtype,
+        )
+
+    def _add_later(self, target: Value, addend: Value) -> None:
+        self._settle(target)
+        self._addends[target] = addend
+
+    def _settle(self, value: Value) -> None:
+        """Add what is yet to be added to it."""
+        addend = self._addends.pop(value, None)
+        if addend is not None:
+            self._want_normed("norm", value.columns)
+            self._norm_node(value, None, None, addend=addend)
+
+    def _want_normed(self, op: str, num_columns: int) -> None:
+        self._want_native(op)
+        if num_columns > most_columns(num_columns):
+            raise NotNativeError(op, f"the CUDA kernel has no rows of {num_columns} columns")
 
     def _cached(self, cache: PagedCache, layer: int) -> dict[str, object]:
         if cache not in self._caches:
             self._caches.append(cache)
         return layer_arguments(cache, layer)
-
-    def _new(self, y: Handle) -> Value:
-        dtype = torch.float32 if y.dtype == "fp32" else self._act
-        self._of_handles[y] = self._value(dtype, y.columns, y.rows)
-        return self._of_handles[y]
-
-    def _value(self, dtype: torch.dtype, columns: int, rows: RowSymbol) -> Value:
-        number = len(self.nodes)
-        value = Value(dtype, columns, rows, number, number)
-        self._values.append(value)
-        return value
-
-    def _node(self, name: str, rows: RowSymbol, **arguments: Any) -> None:
-        for value in arguments.values():
-            if isinstance(value, Value):
-                assert value not in self._addends, "only a norm adds what is left to be added"
-                value.last = len(self.nodes)
-        self.nodes.append(Node(name, rows, arguments))
 
 
 def _table_of(table: Tensor | Value, scale: float) -> dict[str, object]:

@@ -25,28 +25,6 @@ def next_best(op: str, device: torch.device) -> Callable[..., Any]:
 
 
 @functools.cache
-def only_in_torch(op: str, others: str, linears: str) -> Callable[..., Any]:
-    """``op`` of ``torch_ops``, which no other implementation has; the log says so once where
-    ``others`` runs most ops. Where linears are invariant it takes rows one by one."""
-    from lmi_core.ops.kernels import select
-    from lmi_core.ops.kernels.torch_ops.linear_quantized import quantize_rows
-
-    function = select.function(op, "torch")
-    if others not in ("torch", "by row"):
-        _log.warning("%s runs in torch: %s has no kernel for it", op, others)
-    if linears != "invariant":
-        return function
-
-    def by_row(x: torch.Tensor, *arguments: Any, **named: Any) -> Any:
-        codes = named.pop("codes", None)
-        rows = [function(x[row : row + 1], *arguments, **named) for row in range(len(x))]
-        y = torch.cat(rows) if rows else function(x, *arguments, **named)
-        return y if codes is None else quantize_rows(y, codes)
-
-    return by_row
-
-
-@functools.cache
 def _fallback(op: str, device_type: str, reason: str) -> Callable[..., Any]:
     name, function = _next_best(op, device_type)
     _log.warning("%s runs in %s: %s", op, name, reason)

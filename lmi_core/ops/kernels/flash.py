@@ -32,11 +32,14 @@ def attention(
     window: int,
     soft_cap: float,
     scales: Scales = None,
+    slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Causal attention with grouped queries, [T, hq d] -> [T, hq d] in q's dtype.
 
     keys, values: one layer's [slots, hkv, d]. ``window``: keys seen counting the query's own; 0:
-    all. ``soft_cap``: 0: none. ``scales``: of 8-bit keys and values.
+    all. ``soft_cap``: 0: none. ``scales``: of 8-bit keys and values. ``slopes``, ``sinks``: of
+    heads, which the project's kernels see to.
     """
     settings = {
         "num_q_heads": num_q_heads,
@@ -44,12 +47,16 @@ def attention(
         "window": window,
         "soft_cap": soft_cap,
         "scales": scales,
+        "slopes": slopes,
+        "sinks": sinks,
     }
     others = next_best("attention", q.device)
     if len(step.query_tiles) == 0:
         y: Tensor = others(q, keys, values, step, **settings)
         return y
     reason = not_covered(q.dtype, keys.dtype, keys.shape[-1])
+    if slopes is not None or sinks is not None:
+        reason = "ALiBi or attention sinks"
     if reason:
         y = fallback("attention", q.device, reason, owner="flash-attn")(
             q, keys, values, step, **settings

@@ -31,7 +31,15 @@ IMPLEMENTATIONS = {
     "linear_packed": ("triton", "torch", "native"),
     "linear_quantized": ("triton", "torch", "native"),
     "rms_norm": ("triton", "torch", "native"),
+    "norm": ("triton", "torch", "native"),
+    "norm_heads": ("triton", "torch", "native"),
     "gated_activation": ("triton", "torch", "native"),
+    "activation": ("triton", "torch", "native"),
+    "soft_cap": ("triton", "torch", "native"),
+    "clip": ("triton", "torch", "native"),
+    "route": ("triton", "torch"),
+    "group_rows": ("triton", "torch"),
+    "grouped_linear": ("triton", "torch"),
     "rope_cache_write": ("triton", "torch", "native"),
     "attention": ("triton", "torch", "native", "flash"),
     "sample": ("torch", "native"),
@@ -40,12 +48,15 @@ IMPLEMENTATIONS = {
 _FILES = {
     "linear_packed": "linear",
     "rms_norm": "norm",
+    "norm_heads": "norm",
     "gated_activation": "activation",
     "rope_cache_write": "rope",
     "sample": "sampling",
     "soft_cap": "activation",
     "clip": "activation",
     "route": "experts",
+    "group_rows": "experts",
+    "grouped_linear": "experts",
 }
 """In which each package has an op, where that isn't called as the op is."""
 LAUNCH = "launch"
@@ -60,7 +71,7 @@ _MODULES = {
 """``by row``: torch a row at a time, so that no row's result depends on the rows beside it, since a
 library's sums may go another way for another shape. Whole forward passes run so, and ``sample``."""
 _KNOWN = ("native", "triton", "torch", "flash")
-_INVARIANT = ("linear", "linear_packed", "linear_quantized", "attention")
+_INVARIANT = ("linear", "linear_packed", "linear_quantized", "grouped_linear", "attention")
 """Ops whose Triton kernels for any number of rows are not those that are fastest."""
 
 
@@ -73,7 +84,15 @@ class Kernels:
     linear_packed: Callable[..., Any]
     linear_quantized: Callable[..., Any]
     rms_norm: Callable[..., Any]
+    norm: Callable[..., Any]
+    norm_heads: Callable[..., Any]
     gated_activation: Callable[..., Any]
+    activation: Callable[..., Any]
+    soft_cap: Callable[..., Any]
+    clip: Callable[..., Any]
+    route: Callable[..., Any]
+    group_rows: Callable[..., Any]
+    grouped_linear: Callable[..., Any]
     rope_cache_write: Callable[..., Any]
     attention: Callable[..., Any]
     sample: Callable[..., Any]
@@ -231,9 +250,7 @@ def describe_launch(chosen: Mapping[str, str]) -> str:
     others = [f"{op} ({chosen[op]})" for op in IMPLEMENTATIONS if chosen[op] != "native"]
     if LAUNCH not in chosen:
         return f"from Python ({VARIABLE}=native: from C++)"
-    if others:
-        return f"from Python for models with {', '.join(others)}, else from C++"
-    return "from C++"
+    return f"from Python for models with {', '.join(others)}, else from C++"
 
 
 def has_flash() -> bool:

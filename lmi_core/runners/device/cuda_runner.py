@@ -12,9 +12,10 @@ import torch
 
 from lmi_core import _native
 from lmi_core.ops.device.adapter_table import AdapterTable
+from lmi_core.ops.device.product_lowering import NotNativeError
 from lmi_core.ops.device.recorded_steps import RecordedSteps
 from lmi_core.ops.device.step_list import StepListSizes
-from lmi_core.ops.device.step_lowering import NotNativeError, StepLowering
+from lmi_core.ops.device.step_lowering import StepLowering
 from lmi_core.ops.graph import Graph
 from lmi_core.ops.kernels.cuda import attention_lists
 from lmi_core.ops.kernels.cuda.sampling import MAX_TOP

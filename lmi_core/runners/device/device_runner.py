@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from lmi_core.errors import InsufficientMemoryError, UserError
-from lmi_core.ops.device.step_lowering import NotNativeError
+from lmi_core.ops.device.product_lowering import NotNativeError
 from lmi_core.ops.device.torch_weights import DeviceWeights
 from lmi_core.ops.kernels import select
 from lmi_core.runners.cpu.cpu_runner import Progress

@@ -90,7 +90,7 @@ class TorchRunner:
                 cache_dtype=KV_DTYPES[cache.dtype],
             )
             prefer_flash(chosen, device, shape)
-        if reason := _only_torch_attends(model):
+        if reason := _only_torch_attends(model, is_invariant=config.deterministic):
             chosen = select.with_torch_attention(chosen, reason)
         if config.deterministic:
             _log.info("deterministic: %s", select.describe(chosen))
@@ -298,10 +298,10 @@ class TorchRunner:
         token_ids[:count].copy_(sampled.clamp(min=0))
 
 
-def _only_torch_attends(model: LoadedModel) -> str:
+def _only_torch_attends(model: LoadedModel, *, is_invariant: bool) -> str:
     """What of the model's attention other implementations have not; empty: they have it all."""
-    if model.spec.attention.slopes or model.spec.names.sinks:
-        return "ALiBi or attention sinks"
+    if is_invariant and model.spec.attention.latent is not None:
+        return "latent attention"
     return "" if model.spec.is_causal else "tokens that see later ones"
 
 

@@ -61,6 +61,18 @@ def test_same_bits_as_launched_from_python(variant: str, monkeypatch: pytest.Mon
     assert_same(configured(variant, overlap=False), wanted, monkeypatch)
 
 
+@pytest.mark.parametrize(
+    "variant", ["gpt2", "gemma2", "gpt_neox", "opt_350m", "bloom", "cohere_plus", "olmo2"]
+)
+def test_other_nodes(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """LayerNorm, norms of sums and of heads, activations without gates, sums that follow one
+    another, learned positions, soft caps, ALiBi."""
+    params = SamplingParams(max_new_tokens=3, ignore_eos=True, logprobs=2)
+    wanted = [(prompt, params) for prompt in prompts(3, 20)]
+    assert_same(configured(variant, overlap=False), wanted, monkeypatch)
+    assert STATES, "C++ didn't launch the steps"
+
+
 def test_the_runner_says_who_launches(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -152,15 +152,32 @@ def test_unknown_kernels_are_found_before_loading(
     os.environ.get("TRITON_INTERPRET") != "1",
     reason="Triton's interpreter wants a process of its own: make test-triton",
 )
-@pytest.mark.parametrize("changes", [{}, {"quantize": "int8"}])
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    ("variant", "changes"),
+    [
+        ("qwen3_window", {}),
+        ("qwen3_window", {"quantize": "int8"}),
+        ("gpt_oss", {}),
+        ("deepseek_v3", {}),
+        ("phimoe", {"quantize": "int4"}),
+        ("bloom", {}),
+        ("phi_norms", {}),
+    ],
+)
 def test_triton_same_tokens_as_native(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variant: str, changes: dict[str, str]
 ) -> None:
-    """Every kernel in one small model: grouped queries, norms of heads, a window."""
+    """Grouped queries, norms of heads, a window; sinks, experts by three ways of routing, latents;
+    LayerNorm, ALiBi."""
     pytest.importorskip("triton")
-    model = make_checkpoint(
-        tmp_path / "model", "qwen3_window", num_hidden_layers=1, max_window_layers=0
-    )
+    smaller = {}
+    if variant == "qwen3_window":
+        smaller = {"num_hidden_layers": 1, "max_window_layers": 0}
+    elif variant == "deepseek_v3":  # its latent heads have 40 dimensions or so
+        module = importlib.import_module("lmi_core.ops.kernels.triton.attention")
+        monkeypatch.setattr(module, "MAX_HEAD_DIM", 32)
+    model = make_checkpoint(tmp_path / "model", variant, **smaller)
     monkeypatch.setenv("LMI_OPS", "triton")
 
     async def generate(device: str) -> list[list[TokenEvent]]:

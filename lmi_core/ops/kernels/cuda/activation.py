@@ -1,4 +1,4 @@
-"""Gated activations."""
+"""Activations, gated and not."""
 
 from __future__ import annotations
 
@@ -9,9 +9,19 @@ from lmi_core.ops.device.quantized_rows import QuantizedRows, RowFormat
 from lmi_core.ops.kernels.cuda import library
 from lmi_core.ops.kernels.cuda.linear_quantized import quantize_rows
 from lmi_core.ops.kernels.cuda.results import results_like
-from lmi_core.ops.kernels.fallback import fallback
 
-ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
+ACTIVATIONS = {
+    "silu": 0,
+    "gelu_tanh": 1,
+    "gelu": 2,
+    "relu": 3,
+    "relu2": 4,
+    "clamped_swiglu": 5,
+    "soft_cap": 6,
+    "clip": 7,
+}
+CODED_ACTIVATIONS = ("silu", "gelu_tanh")
+"""Those that ``gated_activation`` has, and may quantise the results of."""
 MAX_CODED_COLUMNS = 32768
 """LMI_MAX_CODED_COLUMNS; a quarter of it for rows that are no multiple of 4."""
 
@@ -25,12 +35,13 @@ def can_quantize(num_columns: int) -> bool:
 def gated_activation(
     gate_up: Tensor, activation: str, *, out_dtype: torch.dtype, codes: RowFormat | None = None
 ) -> Tensor | QuantizedRows:
-    """act(gate) * up: fp32 [R, 2 n], gate before up -> [R, n]. ``activation``: silu, gelu_tanh.
-    ``codes``: the result, rounded to ``out_dtype``, quantised for such weights."""
-    if activation not in ACTIVATIONS:
-        other = fallback("gated_activation", gate_up.device, activation)
-        plain: Tensor | QuantizedRows = other(gate_up, activation, out_dtype=out_dtype, codes=codes)
-        return plain
+    """act(gate) * up: fp32 [R, 2 n], gate before up -> [R, n]. ``activation``: silu, gelu_tanh,
+    gelu, relu, relu2, clamped_swiglu. ``codes``: the result, rounded to ``out_dtype``, quantised
+    for such weights."""
+    if activation not in CODED_ACTIVATIONS:
+        plain = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2, dtype=out_dtype)
+        _activate(gate_up, plain, activation, is_gated=True)
+        return plain if codes is None else quantize_rows(plain, codes)
     num_rows, num_columns = gate_up.shape[0], gate_up.shape[1] // 2
     in_kernel = codes if can_quantize(num_columns) else None
     y, named = results_like(gate_up, num_columns, out_dtype, in_kernel)
@@ -47,3 +58,40 @@ def gated_activation(
     if codes is None or isinstance(y, QuantizedRows):
         return y
     return quantize_rows(y, codes)
+
+
+def activation(
+    x: Tensor, activation: str, *, out_dtype: torch.dtype, codes: RowFormat | None = None
+) -> Tensor | QuantizedRows:
+    """act(x), otherwise as ``gated_activation``."""
+    y = torch.empty_like(x, dtype=out_dtype)
+    _activate(x, y, activation)
+    return y if codes is None else quantize_rows(y, codes)
+
+
+def soft_cap(x: Tensor, cap: float) -> Tensor:
+    """cap tanh(x / cap): fp32 [R, n], in place."""
+    return _activate(x, x, "soft_cap", cap=cap)
+
+
+def clip(x: Tensor, cap: float) -> Tensor:
+    """x between -cap and cap: fp32 [R, n], in place."""
+    return _activate(x, x, "clip", cap=cap)
+
+
+def _activate(
+    x: Tensor, y: Tensor, activation: str, *, is_gated: bool = False, cap: float = 0.0
+) -> Tensor:
+    library.call(
+        "activation",
+        x,
+        x=x,
+        y=y,
+        num_rows=len(y),
+        num_columns=y.shape[1],
+        activation=ACTIVATIONS[activation],
+        is_gated=is_gated,
+        cap=cap,
+        y_dtype=y.dtype,
+    )
+    return y

@@ -19,8 +19,8 @@ MAX_HEAD_DIM = 256
 NARROW_HEAD_DIM = 64
 WIDE_HEAD_BYTES = 132 << 10
 """kWideHeadBytes of csrc/cuda/attention_lists.h: GPUs of sm_86 and sm_89 have less."""
-MAX_GROUP = 64
-"""Query heads of a KV head."""
+MAX_GROUPS = {128: 128, 256: 64}
+"""Query heads of a KV head, for heads of up to so many dimensions."""
 
 
 def attention(
@@ -34,11 +34,14 @@ def attention(
     window: int,
     soft_cap: float,
     scales: Scales = None,
+    slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Causal attention with grouped queries, [T, hq d] -> [T, hq d] in q's dtype.
 
     keys, values: one layer's [slots, hkv, d]. ``window``: keys seen counting the query's own; 0:
-    all. ``soft_cap``: 0: none. ``scales``: of 8-bit keys and values.
+    all. ``soft_cap``: 0: none. ``scales``: of 8-bit keys and values. ``slopes``: [hq], ALiBi's.
+    ``sinks``: [hq], of scores without values.
     """
     num_kv_heads, head_dim = keys.shape[1:]
     group = num_q_heads // num_kv_heads
@@ -55,6 +58,8 @@ def attention(
             window=window,
             soft_cap=soft_cap,
             scales=scales,
+            slopes=slopes,
+            sinks=sinks,
         )
         return result
     lists = list_attention(
@@ -92,6 +97,8 @@ def attention(
         "value_scale": fixed.values,
         "key_scales": None if by_row is None else by_row.keys,
         "value_scales": None if by_row is None else by_row.values,
+        "slopes": slopes,
+        "sinks": sinks,
     }
     if len(lists.decode):
         library.call(
@@ -129,7 +136,8 @@ def not_covered(
         return f"heads of {head_dim}"
     if head_dim > NARROW_HEAD_DIM and not _has_much_shared_memory(device):
         return f"heads of {head_dim} in this GPU's shared memory"
-    return "" if group <= MAX_GROUP else f"groups of {group} query heads"
+    most = next(most for widest, most in MAX_GROUPS.items() if head_dim <= widest)
+    return "" if group <= most else f"groups of {group} query heads"
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Root mean square normalisation."""
+"""Root mean square normalisation, and others, of rows and of heads."""
 
 from __future__ import annotations
 
@@ -7,11 +7,16 @@ from torch import Tensor
 
 from lmi_core.ops.device.quantized_rows import QuantizedRows, RowFormat
 from lmi_core.ops.kernels.cuda import library
+from lmi_core.ops.kernels.cuda.linear_quantized import quantize_rows
 from lmi_core.ops.kernels.cuda.results import results_like
 from lmi_core.ops.kernels.fallback import fallback
 
 MAX_COLUMNS = 16384
 """LMI_MAX_NORM_COLUMNS; a quarter of it for rows that are no multiple of 4."""
+
+
+KINDS = {"none": 0, "rms": 1, "layer": 2}
+"""LMI_NORM_..."""
 
 
 def most_columns(num_columns: int) -> int:
@@ -51,3 +56,78 @@ def rms_norm(
         **named,
     )
     return y
+
+
+def norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    *,
+    kind: str,
+    out_dtype: torch.dtype,
+    addend: Tensor | None = None,
+    codes: RowFormat | None = None,
+) -> Tensor | QuantizedRows:
+    """fp32 [R, n] -> [R, n]: ``layer`` (x - mean) / sqrt(var + eps), ``rms`` without the mean,
+    ``none`` x; times weight, plus bias. ``addend`` and ``codes`` as ``rms_norm``."""
+    num_rows, num_columns = x.shape
+    if num_columns > most_columns(num_columns):
+        other = fallback("norm", x.device, f"rows of {num_columns} columns")
+        result: Tensor | QuantizedRows = other(
+            x, weight, bias, eps, kind=kind, out_dtype=out_dtype, addend=addend, codes=codes
+        )
+        return result
+    y = torch.empty_like(x, dtype=out_dtype)
+    library.call(
+        "norm",
+        x,
+        x=x,
+        addend=addend,
+        weight=weight,
+        bias=bias,
+        y=y,
+        num_rows=num_rows,
+        num_groups=1,
+        num_columns=num_columns,
+        stride=num_columns,
+        kind=KINDS[kind],
+        eps=eps,
+        y_dtype=out_dtype,
+    )
+    return y if codes is None else quantize_rows(y, codes)
+
+
+def norm_heads(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    eps: float,
+    *,
+    kind: str,
+    first_column: int,
+    num_groups: int,
+) -> Tensor:
+    """``norm`` of columns from ``first_column`` on, as many as ``weight`` has, in groups: fp32
+    [R, n], in place and returned."""
+    settings = {"kind": kind, "first_column": first_column, "num_groups": num_groups}
+    num_columns = weight.numel() // num_groups
+    if num_columns > most_columns(num_columns):
+        other = fallback("norm_heads", x.device, f"groups of {num_columns} columns")
+        result: Tensor = other(x, weight, bias, eps, **settings)
+        return result
+    library.call(
+        "norm",
+        x,
+        x=x,
+        weight=weight,
+        bias=bias,
+        y=x,
+        num_rows=len(x),
+        num_columns=num_columns,
+        stride=x.shape[1],
+        eps=eps,
+        y_dtype=x.dtype,
+        **{**settings, "kind": KINDS[kind]},
+    )
+    return x

@@ -8,9 +8,18 @@ from torch import Tensor
 from lmi_core.ops.kernels.cuda import library
 
 
-def gather_rows(table: Tensor, ids: Tensor, scale: float = 1.0) -> Tensor:
-    """scale * table[ids]: [any, n], int32 [R] -> fp32 [R, n]."""
-    y = table.new_empty(len(ids), table.shape[1], dtype=torch.float32)
+def gather_rows(
+    table: Tensor,
+    ids: Tensor,
+    scale: float = 1.0,
+    *,
+    offset: int = 0,
+    added_to: Tensor | None = None,
+) -> Tensor:
+    """scale * table[ids + offset]: [any, n], int32 [R] -> fp32 [R, n], of its own or added to."""
+    y = added_to
+    if y is None:
+        y = table.new_empty(len(ids), table.shape[1], dtype=torch.float32)
     library.call(
         "gather_rows",
         table,
@@ -21,6 +30,8 @@ def gather_rows(table: Tensor, ids: Tensor, scale: float = 1.0) -> Tensor:
         num_columns=table.shape[1],
         scale=scale,
         table_dtype=table.dtype,
+        offset=offset,
+        adds=added_to is not None,
     )
     return y
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
+
+from lmi_core.ops.device.expert_rows import ExpertRows, ExpertTable
 
 
 def route(
@@ -50,38 +52,55 @@ def _top(values: Tensor, count: int) -> Tensor:
 
 
 def _mix_sparsely(logits: Tensor, top_k: int, threshold: float) -> tuple[Tensor, Tensor]:
-    left, ids, weights = logits, [], []
-    for _ in range(top_k):
-        best = _top(left, 1)
+    left, ids, weights = logits, _top(logits, top_k), []
+    for best in ids.T.unsqueeze(-1):
         most = left.gather(1, best)
         is_far = (most - logits) / torch.maximum(logits.abs(), most) > threshold
         weights.append(left.masked_fill(is_far, -torch.inf).softmax(-1).gather(1, best))
-        ids.append(best)
         left = left.scatter(1, best, -torch.inf)
-    return torch.cat(ids, 1), torch.cat(weights, 1)
+    return ids, torch.cat(weights, 1)
 
 
-@dataclass(frozen=True, slots=True)
-class ExpertRun:
-    """An expert's rows: ``rows`` of those sorted by expert, which are tokens' ``token_rows``."""
-
-    expert: int
-    rows: slice
-    token_rows: Tensor
-    weights: Tensor
-
-
-def group_rows(routes: Tensor, num_experts: int) -> list[ExpertRun]:
-    """A step's rows by ascending expert, then token. The host waits for the counts."""
-    ids, weights = routes.chunk(2, dim=1)
-    top_k = ids.shape[1]
-    flat = ids.flatten().long()
+def group_rows(routes: Tensor, num_experts: int) -> ExpertRows:
+    """A step's rows by ascending expert, then token."""
+    ids = routes.chunk(2, dim=1)[0]
+    flat = ids.flatten().int()
     order = flat.argsort(stable=True)
-    tokens, sorted_weights = order // top_k, weights.flatten()[order]
-    runs, first = [], 0
-    for expert, count in enumerate(flat.bincount(minlength=num_experts).tolist()):
-        rows = slice(first, first + count)
-        if count:
-            runs.append(ExpertRun(expert, rows, tokens[rows], sorted_weights[rows]))
-        first += count
-    return runs
+    places = torch.empty_like(flat)
+    places[order] = torch.arange(len(flat), dtype=torch.int32, device=flat.device)
+    experts = torch.arange(num_experts + 1, dtype=torch.int32, device=flat.device)
+    return ExpertRows(
+        token_rows=(order // ids.shape[1]).int(),
+        places=places.view(ids.shape),
+        first_rows=torch.searchsorted(flat[order], experts).int(),
+    )
+
+
+def grouped_linear(
+    x: Tensor,
+    routes: Tensor | None,
+    rows: ExpertRows,
+    table: ExpertTable,
+    bias: Tensor | None,
+    *,
+    is_by_token: bool,
+    sums: Tensor | None = None,
+) -> Tensor | None:
+    """Each row of ``rows`` times its expert's matrix, plus ``bias`` [experts, n]: x [T, k], if
+    ``is_by_token``, or [R, k] -> fp32 [R, n]. With ``sums`` [T, n] they are multiplied by their
+    weights of ``routes`` and added to these, of each token in ascending order of experts. The host
+    waits."""
+    results = []
+    for expert, (first, end) in enumerate(pairwise(rows.first_rows.tolist())):
+        if first < end:
+            own = x[rows.token_rows[first:end]] if is_by_token else x[first:end]
+            added = None if bias is None else bias[expert]
+            results.append(table.multiply(expert, own, added))
+    y = torch.cat(results)
+    if sums is None:
+        return y
+    assert routes is not None
+    weights = routes.chunk(2, dim=1)[1]
+    for choice in range(weights.shape[1]):
+        sums += y[rows.places[:, choice]] * weights[:, choice : choice + 1]
+    return None

@@ -1,4 +1,4 @@
-"""Root mean square normalisation, and others."""
+"""Root mean square normalisation, and others, of rows and of heads."""
 
 from __future__ import annotations
 
@@ -39,10 +39,14 @@ def norm(
     *,
     kind: str,
     out_dtype: torch.dtype,
+    addend: Tensor | None = None,
     codes: RowFormat | None = None,
 ) -> Tensor | QuantizedRows:
     """Over the last dimension of any shape, in fp32: ``layer`` (x - mean) / sqrt(var + eps),
-    ``rms`` without the mean, ``none`` x; times weight, plus bias. ``codes`` as ``rms_norm``."""
+    ``rms`` without the mean, ``none`` x; times weight, plus bias. ``addend`` and ``codes`` as
+    ``rms_norm``."""
+    if addend is not None:
+        x.add_(addend)
     if kind == "layer":
         x = x - x.mean(-1, keepdim=True)
     if kind != "none":
@@ -50,3 +54,25 @@ def norm(
     x = x if weight is None else x * weight
     y = (x if bias is None else x + bias).to(out_dtype)
     return y if codes is None else quantize_rows(y, codes)
+
+
+def norm_heads(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    eps: float,
+    *,
+    kind: str,
+    first_column: int,
+    num_groups: int,
+) -> Tensor:
+    """``norm`` of columns from ``first_column`` on, as many as ``weight`` has, in groups: fp32
+    [R, n], in place and returned."""
+    columns = slice(first_column, first_column + weight.numel())
+    groups = x[:, columns].reshape(len(x), num_groups, -1)
+    scale = weight.view(num_groups, -1)
+    offset = None if bias is None else bias.view(num_groups, -1)
+    normed = norm(groups, scale, offset, eps, kind=kind, out_dtype=torch.float32)
+    assert isinstance(normed, Tensor)
+    x[:, columns] = normed.flatten(1)
+    return x

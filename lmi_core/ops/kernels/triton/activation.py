@@ -1,4 +1,4 @@
-"""Gated activations, one program per row and block of columns, or per row that is quantised."""
+"""Activations, one program per row and block of columns, or per row that is quantised."""
 
 from __future__ import annotations
 
@@ -27,34 +27,77 @@ def gated_activation(
     gate_up: Tensor, activation: str, *, out_dtype: torch.dtype, codes: RowFormat | None = None
 ) -> Tensor | QuantizedRows:
     """act(gate) * up: fp32 [R, 2 n], gate before up -> [R, n]. ``activation``: silu, gelu_tanh,
-    gelu, relu, relu2.
+    gelu, relu, relu2, clamped_swiglu.
     ``codes``: the result, rounded to ``out_dtype``, quantised for such weights."""
-    num_rows, num_columns = gate_up.shape[0], gate_up.shape[1] // 2
+    return _activated(gate_up, gate_up.shape[1] // 2, activation, out_dtype, codes)
+
+
+def activation(
+    x: Tensor, activation: str, *, out_dtype: torch.dtype, codes: RowFormat | None = None
+) -> Tensor | QuantizedRows:
+    """act(x), otherwise as ``gated_activation``."""
+    return _activated(x, x.shape[1], activation, out_dtype, codes)
+
+
+def soft_cap(x: Tensor, cap: float) -> Tensor:
+    """cap tanh(x / cap): fp32 [R, n], in place."""
+    return _bounded(x, cap, is_soft=True)
+
+
+def clip(x: Tensor, cap: float) -> Tensor:
+    """x between -cap and cap: fp32 [R, n], in place."""
+    return _bounded(x, cap, is_soft=False)
+
+
+def _activated(
+    x: Tensor, num_columns: int, activation: str, out_dtype: torch.dtype, codes: RowFormat | None
+) -> Tensor | QuantizedRows:
     block = row_block(num_columns)
     if codes is not None and block > _MAX_CODED_BLOCK:
-        return quantize_rows(
-            cast(Tensor, gated_activation(gate_up, activation, out_dtype=out_dtype)), codes
-        )
+        y = cast(Tensor, _activated(x, num_columns, activation, out_dtype, None))
+        return quantize_rows(y, codes)
     if codes is None:
         block = min(_BLOCK, block)
-    y, places = results_like(gate_up, num_columns, out_dtype, codes)
-    if num_rows:
-        _gated_activation_kernel[(num_rows, triton.cdiv(num_columns, block))](
-            gate_up,
+    result, places = results_like(x, num_columns, out_dtype, codes)
+    if len(x):
+        _activation_kernel[(len(x), triton.cdiv(num_columns, block))](
+            x,
             *places,
             num_columns,
             ACTIVATION=activation,
+            IS_GATED=x.shape[1] != num_columns,
             ELEMENT=ELEMENTS[out_dtype],
             CODES=codes or "",
             BLOCK=block,
             num_warps=row_warps(block),
         )
-    return y
+    return result
+
+
+def _bounded(x: Tensor, cap: float, *, is_soft: bool) -> Tensor:
+    num_rows, num_columns = x.shape
+    if num_rows:
+        grid = (num_rows, triton.cdiv(num_columns, _BLOCK))
+        _bounding_kernel[grid](x, num_columns, cap, IS_SOFT=is_soft, BLOCK=_BLOCK)
+    return x
 
 
 @triton.jit
-def _gated_activation_kernel(
-    gate_up_ptr,
+def _bounding_kernel(x_ptr, num_columns, cap, IS_SOFT: tl.constexpr, BLOCK: tl.constexpr):
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    at = x_ptr + tl.program_id(0).to(tl.int64) * num_columns + columns
+    x = tl.load(at, mask=columns < num_columns, other=0.0)
+    if IS_SOFT:
+        # tanh(z) is 2 sigmoid(2 z) - 1.
+        y = cap * (2.0 * tl.sigmoid(2.0 * x / cap) - 1.0)
+    else:  # a NaN stays one
+        y = tl.where(x > cap, cap, tl.where(x < -cap, -cap, x))
+    tl.store(at, y, mask=columns < num_columns)
+
+
+@triton.jit
+def _activation_kernel(
+    x_ptr,
     y_ptr,
     row_codes_ptr,
     row_scales_ptr,
@@ -63,6 +106,7 @@ def _gated_activation_kernel(
     most_outliers,
     num_columns,
     ACTIVATION: tl.constexpr,
+    IS_GATED: tl.constexpr,
     ELEMENT: tl.constexpr,
     CODES: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -70,9 +114,10 @@ def _gated_activation_kernel(
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_column = columns < num_columns
-    source = gate_up_ptr + row * 2 * num_columns + columns
+    source = x_ptr + row * (2 if IS_GATED else 1) * num_columns + columns
     gate = tl.load(source, mask=is_column, other=0.0)
-    up = tl.load(source + num_columns, mask=is_column, other=0.0)
+    if ACTIVATION == "clamped_swiglu":
+        gate = tl.where(gate > 7.0, 7.0, gate)
     if ACTIVATION == "gelu":
         activated = gate * 0.5 * (1.0 + tl.erf(gate * 0.7071067811865476))
     elif ACTIVATION == "relu":
@@ -81,15 +126,19 @@ def _gated_activation_kernel(
         activated = tl.maximum(gate, 0.0) * tl.maximum(gate, 0.0)
     else:
         # gelu_tanh: (1 + tanh(z)) / 2 is sigmoid(2 z); 1.5957... is 2 sqrt(2 / pi).
-        slope = 1.0
+        slope = 1.702 if ACTIVATION == "clamped_swiglu" else 1.0
         if ACTIVATION == "gelu_tanh":
             slope = 1.5957691216057308 * (1.0 + 0.044715 * gate * gate)
         z = gate * slope
         decay = tl.exp(-tl.abs(z))
         activated = gate * (tl.where(z >= 0.0, 1.0, decay) / (1.0 + decay))
-    y = activated * up
+    if IS_GATED:
+        up = tl.load(source + num_columns, mask=is_column, other=0.0)
+        if ACTIVATION == "clamped_swiglu":
+            up = tl.where(up > 7.0, 7.0, tl.where(up < -7.0, -7.0, up)) + 1.0
+        activated *= up
     store_row(
-        y,
+        activated,
         row,
         columns,
         num_columns,

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from lmi_core.ops.device.device_step import DeviceStep
 from lmi_core.ops.device.paged_cache import Scales
-from lmi_core.ops.kernels.triton.attention_tile import attend_tile
+from lmi_core.ops.kernels.triton.attention_tile import attend_tile, head_scores
 from lmi_core.ops.kernels.triton.codes import StoredCache
+from lmi_core.ops.kernels.triton.wide_attention import wide_attention
 
 NUM_PROGRAMS = 264
 """Programs that a decode should at least have, by splitting the keys: two per multiprocessor of
@@ -23,6 +24,8 @@ TILE_ROWS = 128
 """Of a prefill's scores: tokens times query heads of a group; half as many of wide heads, whose
 results take the registers."""
 NARROW_HEAD_DIM = 128
+MAX_HEAD_DIM = 256
+"""That these kernels keep in registers; wide_attention.py has wider ones."""
 
 
 def attention(
@@ -36,15 +39,26 @@ def attention(
     window: int,
     soft_cap: float,
     scales: Scales = None,
+    slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Causal attention with grouped queries, [T, hq d] -> [T, hq d] in q's dtype.
 
     keys, values: one layer's [slots, hkv, d]. ``window``: keys seen counting the query's own; 0:
-    all. ``soft_cap``: 0: none. ``scales``: of 8-bit keys and values.
+    all. ``soft_cap``: 0: none. ``scales``: of 8-bit keys and values. ``slopes``: [hq], ALiBi's.
+    ``sinks``: [hq], of scores without values.
     """
-    sizes = kernel_sizes(q, keys, step, num_q_heads, window, soft_cap)
+    sizes = kernel_sizes(q, keys, step, num_q_heads, window, soft_cap, slopes, sinks)
     cache = StoredCache.of(keys, values, scales)
-    settings = (scale * cache.fixed.keys, soft_cap, window, cache.fixed.values)
+    if keys.shape[-1] > MAX_HEAD_DIM:
+        if window or soft_cap or slopes is not None or sinks is not None:
+            raise ValueError(f"heads of {keys.shape[-1]} with windows, caps, slopes or sinks")
+        y = torch.empty_like(q)
+        splits = _splits(step, 0, keys.shape[1] * triton.cdiv(sizes["GROUP"], MIN_DOT_SIZE))
+        wide_attention(q, cache, y, step, scale, num_q_heads, splits)
+        return y
+    of_heads = (q if slopes is None else slopes, q if sinks is None else sinks)
+    settings = (*of_heads, scale * cache.fixed.keys, soft_cap, window, cache.fixed.values)
     y = torch.empty_like(q)
     if len(step.single_seqs):
         _decode(q, cache, y, step, settings, sizes)
@@ -84,6 +98,8 @@ def kernel_sizes(
     num_q_heads: int,
     window: int,
     soft_cap: float,
+    slopes: Tensor | None,
+    sinks: Tensor | None,
 ) -> dict[str, int]:
     """What every kernel over the cache is compiled for, by ``attend_tile``'s names."""
     num_kv_heads, head_dim = keys.shape[1:]
@@ -96,6 +112,8 @@ def kernel_sizes(
         "BLOCK_KEYS": BLOCK_KEYS,
         "HAS_WINDOW": window > 0,
         "HAS_SOFT_CAP": soft_cap > 0.0,
+        "HAS_SLOPES": slopes is not None,
+        "HAS_SINKS": sinks is not None,
         "IS_WIDENED": q.device.type != "cuda",
     }
 
@@ -105,17 +123,13 @@ def _decode(
     cache: StoredCache,
     y: Tensor,
     step: DeviceStep,
-    settings: tuple[float, float, int, float],
+    settings: tuple[Tensor, Tensor, float, float, int, float],
     sizes: dict[str, int],
 ) -> None:
     """Sequences with one row: partial results per split of the keys, then their merge."""
     num_seqs, num_kv_heads = len(step.single_seqs), sizes["NUM_KV_HEADS"]
     num_q_heads = num_kv_heads * sizes["GROUP"]
-    num_keys = int(step.host.kv_lengths[step.host.num_rows == 1].max())
-    window = settings[2]
-    if window:
-        num_keys = min(num_keys, window)
-    split_size, num_splits = choose_splits(num_keys, num_seqs * num_kv_heads)
+    split_size, num_splits = _splits(step, settings[4], num_kv_heads)
     shape = (num_seqs, num_q_heads, num_splits)
     partials = torch.empty(*shape, sizes["HEAD_DIM"], dtype=torch.float32, device=q.device)
     log_masses = torch.empty(shape, dtype=torch.float32, device=q.device)
@@ -150,6 +164,14 @@ def _decode(
     )
 
 
+def _splits(step: DeviceStep, window: int, programs_of_a_row: int) -> tuple[int, int]:
+    """Keys per split of the sequences with one row, and the number of splits."""
+    num_keys = int(step.host.kv_lengths[step.host.num_rows == 1].max(initial=1))
+    if window:
+        num_keys = min(num_keys, window)
+    return choose_splits(num_keys, len(step.single_seqs) * programs_of_a_row or 1)
+
+
 def choose_splits(num_keys: int, num_programs: int) -> tuple[int, int]:
     """Keys per split, whole blocks of them, and the number of splits."""
     wanted = triton.cdiv(NUM_PROGRAMS, num_programs)
@@ -173,6 +195,8 @@ def _decode_kernel(
     kv_lengths_ptr,
     tables_ptr,
     table_stride,
+    slopes_ptr,
+    sinks_ptr,
     scale,
     soft_cap,
     window,
@@ -188,6 +212,8 @@ def _decode_kernel(
     BLOCK_KEYS: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SOFT_CAP: tl.constexpr,
+    HAS_SLOPES: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     IS_WIDENED: tl.constexpr,
     CODE: tl.constexpr,
 ):
@@ -211,16 +237,20 @@ def _decode_kernel(
         q = q.to(keys_ptr.dtype.element_ty)
 
     positions = tl.zeros([BLOCK_GROUP], tl.int32) + kv_length - 1
-    maximum = tl.full([BLOCK_GROUP], float("-inf"), tl.float32)
-    mass = tl.zeros([BLOCK_GROUP], tl.float32)
+    slopes, maximum = head_scores(
+        slopes_ptr, sinks_ptr, heads, group < GROUP, HAS_SLOPES, HAS_SINKS
+    )
+    # A sink is the first split's.
+    maximum = tl.where(split == 0, maximum, float("-inf"))
+    mass = tl.where(maximum > float("-inf"), 1.0, 0.0)
     y = tl.zeros([BLOCK_GROUP, BLOCK_DIM], tl.float32)
     for start in range(begin, end, BLOCK_KEYS):
         maximum, mass, y = attend_tile(
             q, positions, maximum, mass, y, start, end, keys_ptr, values_ptr,
             key_scales_ptr, value_scales_ptr, tables_ptr + seq * table_stride, kv_head,
-            scale, soft_cap, window,
+            scale, soft_cap, window, slopes,
             NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_DIM, BLOCK_KEYS, HAS_WINDOW, HAS_SOFT_CAP,
-            IS_WIDENED, CODE,
+            HAS_SLOPES, IS_WIDENED, CODE,
         )  # fmt: skip
 
     # A split without keys has mass 0: its log is -inf and its result 0.
@@ -282,6 +312,8 @@ def _prefill_kernel(
     kv_lengths_ptr,
     tables_ptr,
     table_stride,
+    slopes_ptr,
+    sinks_ptr,
     scale,
     soft_cap,
     window,
@@ -296,6 +328,8 @@ def _prefill_kernel(
     BLOCK_KEYS: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SOFT_CAP: tl.constexpr,
+    HAS_SLOPES: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     IS_WIDENED: tl.constexpr,
     CODE: tl.constexpr,
 ):
@@ -321,16 +355,17 @@ def _prefill_kernel(
 
     begin = tl.maximum(num_cached + first + 1 - window, 0) if HAS_WINDOW else 0
     end = num_cached + tl.minimum(first + QUERY_TILE, num_rows)
-    maximum = tl.full([QUERY_TILE * BLOCK_GROUP], float("-inf"), tl.float32)
-    mass = tl.zeros([QUERY_TILE * BLOCK_GROUP], tl.float32)
+    heads = kv_head * GROUP + group
+    slopes, maximum = head_scores(slopes_ptr, sinks_ptr, heads, is_scored, HAS_SLOPES, HAS_SINKS)
+    mass = tl.where(maximum > float("-inf"), 1.0, 0.0)
     y = tl.zeros([QUERY_TILE * BLOCK_GROUP, BLOCK_DIM], tl.float32)
     for start in range(begin, end, BLOCK_KEYS):
         maximum, mass, y = attend_tile(
             q, num_cached + in_seq, maximum, mass, y, start, end, keys_ptr, values_ptr,
             key_scales_ptr, value_scales_ptr, tables_ptr + seq * table_stride, kv_head,
-            scale, soft_cap, window,
+            scale, soft_cap, window, slopes,
             NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_DIM, BLOCK_KEYS, HAS_WINDOW, HAS_SOFT_CAP,
-            IS_WIDENED, CODE,
+            HAS_SLOPES, IS_WIDENED, CODE,
         )  # fmt: skip
     y *= (value_scale / tl.where(mass > 0.0, mass, 1.0))[:, None]
     tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty), mask=is_element)

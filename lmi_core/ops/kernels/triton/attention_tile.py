@@ -26,6 +26,7 @@ def attend_tile(
     scale,
     soft_cap,
     window,
+    slopes,
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -33,14 +34,16 @@ def attend_tile(
     BLOCK_KEYS: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SOFT_CAP: tl.constexpr,
+    HAS_SLOPES: tl.constexpr,
     IS_WIDENED: tl.constexpr,
     CODE: tl.constexpr,
 ):
     """Take keys start .. start + BLOCK_KEYS, below end, into the running softmax of Milakov and
     Gimelshein, "Online normalizer calculation for softmax", 2018: row maxima, masses relative to
-    them, and unnormalised results. CODE: keys and values are such codes; the scales of int8 rows go
-    into the scores and the weights. IS_WIDENED: multiply in fp32, since Triton's interpreter takes
-    the bits of bf16 for integers in tl.dot."""
+    them, and unnormalised results. ``slopes``: of rows' heads, what scores lose by distance.
+    CODE: keys and values are such codes; the scales of int8 rows go into the scores and the
+    weights. IS_WIDENED: multiply in fp32, since Triton's interpreter takes the bits of bf16 for
+    integers in tl.dot."""
     at = start + tl.arange(0, BLOCK_KEYS)
     dims = tl.arange(0, BLOCK_DIM)
     is_key = at < end
@@ -63,6 +66,8 @@ def attend_tile(
         # tanh(z) is 2 sigmoid(2 z) - 1.
         scores = soft_cap * (2.0 * tl.sigmoid(2.0 * scores / soft_cap) - 1.0)
     distance = positions[:, None] - at[None, :]
+    if HAS_SLOPES:
+        scores -= slopes[:, None] * distance.to(tl.float32)
     is_seen = (distance >= 0) & is_key[None, :]
     if HAS_WINDOW:
         is_seen = is_seen & (distance < window)
@@ -85,3 +90,23 @@ def attend_tile(
         v = v.to(tl.float32)
     y = y * fading[:, None] + tl.dot(rounded, v, input_precision="ieee")
     return new_maximum, mass * fading + tl.sum(weights, 1), y
+
+
+@triton.jit
+def head_scores(
+    slopes_ptr,
+    sinks_ptr,
+    heads,
+    is_head,
+    HAS_SLOPES: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+):
+    """Slopes of rows' heads, zeros if there are none, and the maxima that their softmax begins
+    with: their sinks, with a mass of 1, or -inf."""
+    slopes = tl.zeros([heads.shape[0]], tl.float32)
+    if HAS_SLOPES:
+        slopes = tl.load(slopes_ptr + heads, mask=is_head, other=0.0)
+    maximum = tl.full([heads.shape[0]], float("-inf"), tl.float32)
+    if HAS_SINKS:
+        maximum = tl.load(sinks_ptr + heads, mask=is_head, other=float("-inf"))
+    return slopes, maximum

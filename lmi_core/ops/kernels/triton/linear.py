@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lmi_core.ops.device import packed_weight
 from lmi_core.ops.device.packed_weight import HEADER_BYTES, PackedWeight
+from lmi_core.ops.kernels.triton.expert_tile import product_rows
 from lmi_core.ops.kernels.triton.linear_unpacked import STEP_INPUTS, linear_unpacked
 
 BLOCK_PANELS = 2
@@ -35,29 +36,44 @@ def linear_packed(
     if num_rows == 0:
         return y
     block_rows = block_rows or (16 if num_rows <= 16 else 64)
-    grid = (triton.cdiv(weight.num_panels, BLOCK_PANELS), triton.cdiv(num_rows, block_rows))
-    panel_bytes = weight.num_bytes // weight.num_panels
-    _linear_packed_kernel[grid](
+    num_tiles = triton.cdiv(num_rows, block_rows)
+    sizes = {"NUM_EXPERTS": 0, "BLOCK_EXPERTS": 1, "IS_BY_TOKEN": False, "BLOCK_ROWS": block_rows}
+    launch_packed(x, weight, bias, y, num_tiles, (y, y, y), sizes)
+    return y
+
+
+def launch_packed(
+    x: Tensor,
+    weight: PackedWeight,
+    bias: Tensor | None,
+    y: Tensor,
+    num_tiles: int,
+    lists: tuple[Tensor, Tensor, Tensor],
+    sizes: dict[str, int],
+) -> None:
+    """``lists``: of experts that are all as ``weight`` is, their rows' tokens, their first rows and
+    the addresses of their panels; ``sizes``: as ``product_rows`` calls them."""
+    _linear_packed_kernel[(triton.cdiv(weight.num_panels, BLOCK_PANELS), num_tiles)](
         x,
         weight.panels,
         weight.panels.view(torch.float16),
         y if bias is None else bias,
         y,
-        num_rows,
-        num_inputs,
+        *lists,
+        len(y),
+        weight.num_inputs,
         weight.num_outputs,
         weight.num_panels,
-        panel_bytes,
+        weight.num_bytes // weight.num_panels,
         HAS_BIAS=bias is not None,
         IS_GATED=weight.is_gated,
         GROUP=weight.group_size,
         HEADER=HEADER_BYTES,
         GROUP_BYTES=HEADER_BYTES + weight.group_size * 8,
-        BLOCK_ROWS=block_rows,
         BLOCK_PANELS=BLOCK_PANELS,
         IS_WIDENED=x.device.type != "cuda",
+        **sizes,
     )
-    return y
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -67,6 +83,9 @@ def _linear_packed_kernel(
     halves_ptr,
     bias_ptr,
     y_ptr,
+    token_rows_ptr,
+    first_rows_ptr,
+    addresses_ptr,
     num_rows,
     num_inputs,
     num_outputs,
@@ -77,6 +96,9 @@ def _linear_packed_kernel(
     GROUP: tl.constexpr,
     HEADER: tl.constexpr,
     GROUP_BYTES: tl.constexpr,
+    NUM_EXPERTS: tl.constexpr,
+    BLOCK_EXPERTS: tl.constexpr,
+    IS_BY_TOKEN: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_PANELS: tl.constexpr,
     IS_WIDENED: tl.constexpr,
@@ -87,16 +109,25 @@ def _linear_packed_kernel(
     is_panel = panel < num_panels
     # A panel past the last reads the last one; its outputs are not stored.
     base = tl.minimum(panel, num_panels - 1).to(tl.int64) * panel_bytes
-    rows = tl.program_id(1) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    expert, rows, source, is_there = product_rows(
+        token_rows_ptr, first_rows_ptr, num_rows, tl.program_id(1),
+        NUM_EXPERTS, BLOCK_EXPERTS, IS_BY_TOKEN, BLOCK_ROWS,
+    )  # fmt: skip
+    is_row = is_there[:, None]
+    num_read = num_inputs
+    if NUM_EXPERTS > 0:
+        address = tl.load(addresses_ptr + expert)
+        codes_ptr = tl.multiple_of(address.to(tl.pointer_type(tl.uint8)), 16)
+        halves_ptr = tl.multiple_of(address.to(tl.pointer_type(tl.float16)), 16)
+        num_read = tl.where(tl.sum(is_there.to(tl.int32), 0) > 0, num_inputs, 0)
     inner = tl.arange(0, GROUP)
-    x_at = x_ptr + rows.to(tl.int64)[:, None] * num_inputs + inner[None, :]
-    is_row = rows[:, None] < num_rows
+    x_at = x_ptr + source.to(tl.int64)[:, None] * num_inputs + inner[None, :]
 
     sums = tl.zeros([BLOCK_ROWS, BLOCK_PANELS * 16], tl.float32)
     byte = HEADER + inner // 8 * 64 + inner % 4
     shift = (inner % 8 // 4 * 4)[:, None]
     codes_at = codes_ptr + byte[:, None] + (base + lane * 4)[None, :]
-    for first in range(0, num_inputs, GROUP):
+    for first in range(0, num_read, GROUP):
         is_input = first + inner < num_inputs
         x = tl.load(x_at + first, mask=is_row & is_input[None, :], other=0.0)
         group_at = first // GROUP * GROUP_BYTES
@@ -119,6 +150,7 @@ def _linear_packed_kernel(
         output = panel * 16 + lane
         is_output = is_panel & (output < num_outputs)
     if HAS_BIAS:
-        sums += tl.load(bias_ptr + output, mask=is_output, other=0.0)[None, :]
+        at = bias_ptr + expert * num_outputs + output
+        sums += tl.load(at, mask=is_output, other=0.0)[None, :]
     y_at = y_ptr + rows.to(tl.int64)[:, None] * num_outputs + output[None, :]
     tl.store(y_at, sums, mask=is_row & is_output[None, :])

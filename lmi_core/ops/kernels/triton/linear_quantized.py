@@ -16,6 +16,7 @@ from torch import Tensor
 from lmi_core.ops.device.packed_weight import HEADER_BYTES, PackedWeight
 from lmi_core.ops.device.quantized_rows import QuantizedRows
 from lmi_core.ops.kernels.triton.codes import widened
+from lmi_core.ops.kernels.triton.expert_tile import product_rows
 from lmi_core.ops.kernels.triton.row_codes import quantize_rows
 
 BLOCK_INPUTS = 128
@@ -36,9 +37,26 @@ def linear_quantized(
     if num_rows == 0:
         return y
     block_rows = block_rows or (16 if num_rows <= 16 else 64)
-    block_panels = 2 if block_rows == 16 else 4
-    grid = (triton.cdiv(weight.num_panels, block_panels), triton.cdiv(num_rows, block_rows))
-    _linear_quantized_kernel[grid](
+    num_tiles = triton.cdiv(num_rows, block_rows)
+    sizes = {"NUM_EXPERTS": 0, "BLOCK_EXPERTS": 1, "IS_BY_TOKEN": False, "BLOCK_ROWS": block_rows}
+    launch_quantized(rows, weight, bias, y, num_tiles, (y, y, y), sizes)
+    return y
+
+
+def launch_quantized(
+    x: Tensor | QuantizedRows,
+    weight: PackedWeight,
+    bias: Tensor | None,
+    y: Tensor,
+    num_tiles: int,
+    lists: tuple[Tensor, Tensor, Tensor],
+    sizes: dict[str, int],
+) -> None:
+    """As ``launch_packed``."""
+    assert weight.row_format is not None
+    rows = x if isinstance(x, QuantizedRows) else quantize_rows(x, weight.row_format)
+    block_panels = 2 if sizes["BLOCK_ROWS"] == 16 else 4
+    _linear_quantized_kernel[(triton.cdiv(weight.num_panels, block_panels), num_tiles)](
         rows.codes.view(torch.uint8),
         rows.scales,
         rows.scales if rows.outliers is None else rows.outliers,
@@ -46,7 +64,8 @@ def linear_quantized(
         weight.panels.view(torch.float32),
         y if bias is None else bias,
         y,
-        num_rows,
+        *lists,
+        len(y),
         weight.num_inputs,
         rows.codes.shape[1],
         0 if rows.outliers is None else rows.outliers.shape[1],
@@ -59,13 +78,12 @@ def linear_quantized(
         IS_GROUPED=weight.group_size > 0,
         IS_GATED=weight.is_gated,
         HEADER=HEADER_BYTES,
-        BLOCK_ROWS=block_rows,
         BLOCK_PANELS=block_panels,
         BLOCK_INPUTS=BLOCK_INPUTS,
         IS_DECODED=not _has_fp8(y.device),
         IS_WIDENED=y.device.type != "cuda",
+        **sizes,
     )
-    return y
 
 
 @functools.cache
@@ -112,6 +130,9 @@ def _linear_quantized_kernel(
     floats_ptr,
     bias_ptr,
     y_ptr,
+    token_rows_ptr,
+    first_rows_ptr,
+    addresses_ptr,
     num_rows,
     num_inputs,
     stride,
@@ -125,6 +146,9 @@ def _linear_quantized_kernel(
     IS_GROUPED: tl.constexpr,
     IS_GATED: tl.constexpr,
     HEADER: tl.constexpr,
+    NUM_EXPERTS: tl.constexpr,
+    BLOCK_EXPERTS: tl.constexpr,
+    IS_BY_TOKEN: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_PANELS: tl.constexpr,
     BLOCK_INPUTS: tl.constexpr,
@@ -137,15 +161,24 @@ def _linear_quantized_kernel(
     is_panel = panel < num_panels
     # A panel past the last reads the last one; its outputs are not stored.
     base = tl.minimum(panel, num_panels - 1).to(tl.int64) * panel_bytes
-    rows = tl.program_id(1) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    is_row = rows[:, None] < num_rows
+    expert, rows, source, is_there = product_rows(
+        token_rows_ptr, first_rows_ptr, num_rows, tl.program_id(1),
+        NUM_EXPERTS, BLOCK_EXPERTS, IS_BY_TOKEN, BLOCK_ROWS,
+    )  # fmt: skip
+    is_row = is_there[:, None]
+    num_read = num_inputs
+    if NUM_EXPERTS > 0:
+        address = tl.load(addresses_ptr + expert)
+        codes_ptr = tl.multiple_of(address.to(tl.pointer_type(tl.uint8)), 16)
+        floats_ptr = tl.multiple_of(address.to(tl.pointer_type(tl.float32)), 16)
+        num_read = tl.where(tl.sum(is_there.to(tl.int32), 0) > 0, num_inputs, 0)
     inner = tl.arange(0, BLOCK_INPUTS)
-    x_at = row_codes_ptr + rows.to(tl.int64)[:, None] * stride + inner[None, :]
+    x_at = row_codes_ptr + source.to(tl.int64)[:, None] * stride + inner[None, :]
     byte = HEADER + inner // 4 * 64 + inner % 4
     codes_at = codes_ptr + byte[:, None] + (base + lane * 4)[None, :]
 
     sums = tl.zeros([BLOCK_ROWS, BLOCK_PANELS * 16], tl.int32 if IS_INT8 else tl.float32)
-    for first in range(0, num_inputs, BLOCK_INPUTS):
+    for first in range(0, num_read, BLOCK_INPUTS):
         is_input = first + inner < num_inputs
         x = tl.load(x_at + first, mask=is_row, other=0)
         header_at = first // BLOCK_INPUTS * HEADER if IS_GROUPED else 0
@@ -161,7 +194,7 @@ def _linear_quantized_kernel(
                 floats_at = (base + first * 16 + header_at) // 4 + lane
                 product *= tl.load(floats_ptr + floats_at)[None, :]
             sums += product
-    row_scales = tl.load(row_scales_ptr + rows, mask=rows < num_rows, other=0.0)
+    row_scales = tl.load(row_scales_ptr + source, mask=is_there, other=0.0)
     if IS_GROUPED:
         y = sums * row_scales[:, None]
     else:
@@ -169,8 +202,8 @@ def _linear_quantized_kernel(
         total = sums.to(tl.float32)
         if HAS_OUTLIERS:
             total += 256.0 * _outlier_sums(
-                outliers_ptr + rows.to(tl.int64) * outlier_stride,
-                rows < num_rows,
+                outliers_ptr + source.to(tl.int64) * outlier_stride,
+                is_there,
                 codes_ptr + HEADER + base + lane * 4,
             )
         y = total * (scales[None, :] * row_scales[:, None])
@@ -184,6 +217,7 @@ def _linear_quantized_kernel(
         output = panel * 16 + lane
         is_output = is_panel & (output < num_outputs)
     if HAS_BIAS:
-        y += tl.load(bias_ptr + output, mask=is_output, other=0.0)[None, :]
+        at = bias_ptr + expert * num_outputs + output
+        y += tl.load(at, mask=is_output, other=0.0)[None, :]
     y_at = y_ptr + rows.to(tl.int64)[:, None] * num_outputs + output[None, :]
     tl.store(y_at, y, mask=is_row & is_output[None, :])

@@ -16,12 +16,13 @@ from lmi_core.ops.device.device_step import QUERY_TILE, DeviceStep
 from lmi_core.ops.device.paged_cache import Scales
 from lmi_core.ops.device.step_arrays import StepArrays
 from lmi_core.ops.kernels.triton.attention import kernel_sizes
-from lmi_core.ops.kernels.triton.attention_tile import attend_tile
+from lmi_core.ops.kernels.triton.attention_tile import attend_tile, head_scores
 from lmi_core.ops.kernels.triton.codes import StoredCache
 
 PARTITION_KEYS = 256
 MAX_PARTIAL_BYTES = 256 << 20
 """Partial results held at once; more tiles are taken one part after the other."""
+_MERGE_SIZES = ("HEAD_DIM", "BLOCK_DIM", "HAS_WINDOW", "HAS_SINKS")
 
 
 def attention(
@@ -35,11 +36,14 @@ def attention(
     window: int,
     soft_cap: float,
     scales: Scales = None,
+    slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Causal attention with grouped queries, [T, hq d] -> [T, hq d] in q's dtype.
 
     keys, values: one layer's [slots, hkv, d]. ``window``: keys seen counting the query's own; 0:
-    all. ``soft_cap``: 0: none. ``scales``: of 8-bit keys and values.
+    all. ``soft_cap``: 0: none. ``scales``: of 8-bit keys and values. ``slopes``: [hq], ALiBi's.
+    ``sinks``: [hq], of scores without values.
     """
     num_kv_heads, head_dim = keys.shape[1:]
     y = torch.empty_like(q)
@@ -47,8 +51,9 @@ def attention(
     num_partitions = triton.cdiv(int(step.host.kv_lengths.max(initial=0)), PARTITION_KEYS)
     row_shape = (num_q_heads, num_partitions)
     row_bytes = 4 * num_q_heads * num_partitions * (head_dim + 2)
-    sizes = kernel_sizes(q, keys, step, num_q_heads, window, soft_cap)
-    merge_sizes = {name: sizes[name] for name in ("HEAD_DIM", "BLOCK_DIM", "HAS_WINDOW")}
+    sizes = kernel_sizes(q, keys, step, num_q_heads, window, soft_cap, slopes, sinks)
+    merge_sizes = {name: sizes[name] for name in _MERGE_SIZES}
+    del sizes["HAS_SINKS"]
     for tiles, rows_per_tile in ((_single_tiles(step), 1), (step.query_tiles, QUERY_TILE)):
         most = max(1, MAX_PARTIAL_BYTES // (row_bytes * rows_per_tile))
         for part in tiles.split(most) if len(tiles) else ():
@@ -67,6 +72,7 @@ def attention(
                 step.block_tables,
                 step.block_tables.shape[1],
                 *counts,
+                q if slopes is None else slopes,
                 scale * cache.fixed.keys,
                 soft_cap,
                 window,
@@ -83,6 +89,7 @@ def attention(
                 y,
                 *lists,
                 *counts,
+                q if sinks is None else sinks,
                 window,
                 cache.fixed.values,
                 PARTITION_KEYS=PARTITION_KEYS,
@@ -128,6 +135,7 @@ def _partition_kernel(
     table_stride,
     num_partitions,
     rows_per_tile,
+    slopes_ptr,
     scale,
     soft_cap,
     window,
@@ -142,6 +150,7 @@ def _partition_kernel(
     BLOCK_KEYS: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SOFT_CAP: tl.constexpr,
+    HAS_SLOPES: tl.constexpr,
     IS_WIDENED: tl.constexpr,
     CODE: tl.constexpr,
 ):
@@ -173,16 +182,16 @@ def _partition_kernel(
         if CODE == "":
             q = q.to(keys_ptr.dtype.element_ty)
 
-        maximum = tl.full([QUERY_TILE * BLOCK_GROUP], float("-inf"), tl.float32)
+        slopes, maximum = head_scores(slopes_ptr, q_ptr, heads, is_scored, HAS_SLOPES, False)
         mass = tl.zeros([QUERY_TILE * BLOCK_GROUP], tl.float32)
         y = tl.zeros([QUERY_TILE * BLOCK_GROUP, BLOCK_DIM], tl.float32)
         for start in range(begin, end, BLOCK_KEYS):
             maximum, mass, y = attend_tile(
                 q, num_cached + first + in_tile, maximum, mass, y, start, end, keys_ptr,
                 values_ptr, key_scales_ptr, value_scales_ptr, tables_ptr + seq * table_stride,
-                kv_head, scale, soft_cap, window,
+                kv_head, scale, soft_cap, window, slopes,
                 NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_DIM, BLOCK_KEYS, HAS_WINDOW,
-                HAS_SOFT_CAP, IS_WIDENED, CODE,
+                HAS_SOFT_CAP, HAS_SLOPES, IS_WIDENED, CODE,
             )  # fmt: skip
 
         index = (tile * rows_per_tile + in_tile) * NUM_KV_HEADS * GROUP + heads
@@ -204,12 +213,14 @@ def _merge_kernel(
     kv_lengths_ptr,
     num_partitions,
     rows_per_tile,
+    sinks_ptr,
     window,
     value_scale,
     HEAD_DIM: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
     PARTITION_KEYS: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
@@ -226,6 +237,9 @@ def _merge_kernel(
         results = (row * num_q_heads + head) * num_partitions
         maximum = tl.full([1], float("-inf"), tl.float32)
         mass = tl.zeros([1], tl.float32)
+        if HAS_SINKS:
+            maximum = tl.zeros([1], tl.float32) + tl.load(sinks_ptr + head)
+            mass += 1.0
         y = tl.zeros([BLOCK_DIM], tl.float32)
         for partition in range(begin, position // PARTITION_KEYS + 1):
             at = results + partition

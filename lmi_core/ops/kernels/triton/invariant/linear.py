@@ -7,8 +7,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from lmi_core.ops.device.expert_rows import ExpertRows, ExpertTable
 from lmi_core.ops.device.packed_weight import PackedWeight
 from lmi_core.ops.device.quantized_rows import QuantizedRows
+from lmi_core.ops.kernels.triton.experts import grouped_linear as grouped_linear_in_tiles
 from lmi_core.ops.kernels.triton.linear import linear_packed as linear_packed_in_tiles
 from lmi_core.ops.kernels.triton.linear_quantized import (
     linear_quantized as linear_quantized_in_tiles,
@@ -59,6 +61,25 @@ def linear_quantized(
     [R, n]; bias is fp32. Sums of int8 are exact in any tile."""
     block_rows = 0 if weight.format == "int8" else PACKED_BLOCK_ROWS
     return linear_quantized_in_tiles(x, weight, bias, block_rows=block_rows)
+
+
+def grouped_linear(
+    x: Tensor,
+    routes: Tensor | None,
+    rows: ExpertRows,
+    table: ExpertTable,
+    bias: Tensor | None,
+    *,
+    is_by_token: bool,
+    sums: Tensor | None = None,
+) -> Tensor | None:
+    """Each row of ``rows`` times its expert's matrix; see ``kernels.triton.experts``."""
+    return grouped_linear_in_tiles(
+        *(x, routes, rows, table, bias),
+        is_by_token=is_by_token,
+        sums=sums,
+        block_rows=PACKED_BLOCK_ROWS,
+    )
 
 
 @triton.jit(do_not_specialize=["num_rows"])
