@@ -136,7 +136,7 @@ class RankedGraph(EagerGraph):
 
         def compute(replay: Replay) -> Tensor:
             value = replay[qkv]
-            heads = value[:, :num_normed].unflatten(1, (-1, head_dim))
+            heads = value[:, :num_normed].reshape(len(value), -1, head_dim)
             squares = self._ranks.gather(heads.square().mean(2))
             for first, weight, step in parts:
                 own = slice(first // head_dim, (first + weight.numel()) // head_dim)
