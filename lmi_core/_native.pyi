@@ -811,4 +811,4 @@ class StepCosts:
     ) -> int:
         """The same for drafts of a model with costs of its own: of each sequence equally many, at
         most ``deepest``. ``chances``: that one is right behind right ones; ``extra_s``: what
-        drafting takes beside, a step."""
+        drafting takes beside, a token."""

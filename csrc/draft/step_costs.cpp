@@ -54,11 +54,19 @@ void StepCosts::note_gap(double seconds, bool ahead) {
   mean += kWeight * (std::max(0.0, seconds) - mean);
 }
 
+bool StepCosts::is_recent(const Size& size) const { return size.last >= num_steps_ - kMaxAge; }
+
+bool StepCosts::was_measured(int32_t num_rows) const {
+  return std::any_of(sizes_.begin(), sizes_.end(), [&](const Size& size) {
+    return size.num_rows == size_class(num_rows) && is_recent(size);
+  });
+}
+
 // More rows never take less: a single step that was held up says nothing of its number of rows.
 StepCosts::Points StepCosts::points() const {
   Points points;
   for (const Size& size : sizes_) {
-    if (size.last >= num_steps_ - kMaxAge) points.emplace_back(size.num_rows, size.seconds);
+    if (is_recent(size)) points.emplace_back(size.num_rows, size.seconds);
   }
   for (size_t i = points.size(); i-- > 1;) {
     points[i - 1].second = std::min(points[i - 1].second, points[i].second);
@@ -81,7 +89,7 @@ std::vector<int32_t> StepCosts::depths(int32_t num_rows, double num_tokens,
     }
   }
   std::vector<int32_t> depths(chances.size(), 0);
-  if (order.empty() || most <= 0) return depths;
+  if (order.empty() || most <= 0 || (is_known() && !was_measured(num_rows))) return depths;
   std::stable_sort(order.begin(), order.end(),
                    [](const auto& a, const auto& b) { return a.first > b.first; });
   order.resize(std::min(order.size(), static_cast<size_t>(most)));
@@ -109,6 +117,7 @@ int32_t StepCosts::common_depth(const StepCosts& drafting, std::span<const float
                                 int32_t num_rows, double num_tokens, int32_t deepest,
                                 double extra_s, bool ahead) const {
   if (chances.empty() || deepest <= 0) return 0;
+  if (is_known() && !was_measured(num_rows)) return 0;
   if (!is_known() || !drafting.is_known()) return deepest;
   const auto count = static_cast<int32_t>(chances.size());
   const Points known = points();
@@ -120,7 +129,7 @@ int32_t StepCosts::common_depth(const StepCosts& drafting, std::span<const float
   for (int32_t depth = 1; depth <= deepest; ++depth) {
     for (const float power : powers) expected += static_cast<double>(power);
     const double step_s = seconds_at(known, num_rows + depth * count) + gap(false);
-    const double rate = expected / (step_s + depth * round_s + extra_s);
+    const double rate = expected / (step_s + depth * round_s + extra_s * expected);
     if (rate > best_rate) {
       best = depth;
       best_rate = rate;

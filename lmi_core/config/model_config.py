@@ -101,8 +101,7 @@ class ModelConfig:
             return None
         asked = "option.num_copies" in self.values or self.placement.num_copies > 1
         asked |= self.is_on_ray
-        has_ranks = self.placement.device == "cpu" and self.placement.tensor_parallel_degree > 1
-        return self.placement.num_copies if asked or has_ranks else None
+        return self.placement.num_copies if asked or self.placement.has_ranks else None
 
     @property
     def is_on_ray(self) -> bool:

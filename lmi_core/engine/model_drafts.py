@@ -37,7 +37,7 @@ wrong."""
 _TRIAL_DEPTH = 2
 _TRIALS_SHARE = 1 / 128
 """Of the time, that may be spent on what the draft model lacks of texts that are tried."""
-_MOST_STEPS = 256
+_MOST_TOKENS = 256
 """That a text is taken to go on for, at most: what it lacks is spread over them."""
 _SURPRISE = 0.1
 """Trials say that a text has changed where it was less likely than this that they are right."""
@@ -197,13 +197,13 @@ class ModelDrafts:
         return max(1, self._num_rows_of(sequence) - sequence.num_drafted)
 
     def _catching_up_s(self, sequences: Items[Sequence]) -> float:
-        """What it takes until the draft model has all of these texts, for each step to come."""
+        """What it takes until the draft model has all of these texts, for each token to come."""
         rows = [self._num_behind(sequence) for sequence in sequences]
         num_rows = sum(count for count in rows if count > max(_NUM_SHORT, self._max_depth))
         if not num_rows:
             return 0.0
-        num_steps = sum(min(_MOST_STEPS, s.max_len - len(s.token_ids)) for s in sequences)
-        return self._costs.seconds(num_rows, ahead=False) * len(sequences) / max(1, num_steps)
+        num_tokens = sum(min(_MOST_TOKENS, s.max_len - len(s.token_ids)) for s in sequences)
+        return self._costs.seconds(num_rows, ahead=False) / max(1, num_tokens)
 
     def _note_begun(self, sequences: Iterable[Sequence]) -> None:
         """A chain that drafts for these will be submitted."""

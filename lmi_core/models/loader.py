@@ -176,7 +176,7 @@ def find_model(asked: EngineConfig) -> FoundModel:
         quantize=made,
         pooling=pooling,
         kv_scales=kv_scales,
-        slicing=slicing_of(asked, spec) if asked.device == "cpu" else WHOLE,
+        slicing=WHOLE if asked.device == "cuda" else slicing_of(asked, spec),
         notes=(
             *spec.notes,
             *checkpoint.gguf_notes,

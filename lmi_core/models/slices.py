@@ -143,18 +143,19 @@ def slicing_of(asked: EngineConfig, spec: DecoderSpec) -> Slicing:
     """The slices of a model, of which rank 0 has the first. Raises UserError for a degree that it
     can't be cut for, and for what ranks don't have."""
     degree = asked.tensor_parallel_degree
-    num_slices = _invariant_slices(spec) if asked.tp_invariant else degree
+    is_invariant = asked.tp_invariant and asked.device == "cpu"
+    num_slices = _invariant_slices(spec) if is_invariant else degree
     if num_slices == 1:
         return WHOLE
     field = _DEGREE if degree > 1 else "tp_invariant"
     for objection in _objections(asked, spec):
         raise UserError(f"{_said(asked)}: {objection}", field=field)
     allowed = [n for n in range(1, 65) if _divides(n, spec)]
-    if asked.tp_invariant:
+    if is_invariant:
         allowed = [n for n in allowed if num_slices % n == 0]
     if degree not in allowed:
         attention = spec.attention
-        sums = f", and tp_invariant sums over {num_slices} slices" if asked.tp_invariant else ""
+        sums = f", and tp_invariant sums over {num_slices} slices" if is_invariant else ""
         raise UserError(
             f"{_DEGREE}={degree} doesn't divide the model: it has {attention.num_q_heads} "
             f"attention heads, {attention.num_kv_heads} of keys and values, and MLPs of "

@@ -145,7 +145,7 @@ class EngineConfig:
     """Whose processes the ranks run in, this one first; None: rank 0 starts the others."""
     tensor_parallel_degree: int = 1
     """Ranks: processes that compute the model together, each with a slice of the weights and with
-    the KV cache of its heads (CPU engine)."""
+    the KV cache of its heads (on the CPU)."""
     tp_invariant: bool = False
     """Whether sums that ranks share go over a fixed number of slices, so that answers have the same
     bits at every degree (CPU engine)."""
@@ -186,7 +186,7 @@ class EngineConfig:
                 f"prefix_cache_dir needs device=cpu, not {self.device}: leave it out",
                 field="prefix_cache_dir",
             )
-        if self.tensor_parallel_degree > 1 and self.device != "cpu":
+        if self.tensor_parallel_degree > 1 and self.device == "cuda":
             raise UserError(
                 f"tensor_parallel_degree={self.tensor_parallel_degree} needs device=cpu in this "
                 f"version, not {self.device}: write 1",

@@ -46,6 +46,11 @@ class Placement:
         """Devices of each copy; on the CPU processes."""
         return self.tensor_parallel_degree * self.pipeline_parallel_degree
 
+    @property
+    def has_ranks(self) -> bool:
+        """Whether processes of our engine on the CPU share each copy."""
+        return self.device in ("cpu", "torch-cpu") and self.tensor_parallel_degree > 1
+
     def environment(self, copy_id: int) -> dict[str, str]:
         """What the process of a copy has in its environment to see its own devices alone."""
         if not self.device_ids:
@@ -68,7 +73,7 @@ class Placement:
                 cores = f", {_count(self.num_cores, 'core')} each" if self.num_cores else ""
                 whose = "" if self.job is None else f" in {self.job.started_by}'s processes"
                 ranks = f"{self.tensor_parallel_degree} ranks{whose}"
-                return f"{copies}{cpu} by {ranks}{' each' * bool(copies)}{cores}{memory}"
+                return f"{copies}{cpu}{torch} by {ranks}{' each' * bool(copies)}{cores}{memory}"
             return f"{copies}{cpu}{torch}{cores}{memory}"
         name = DEVICE_NAMES[self.device]
         ids = "; ".join(", ".join(one) for one in self.device_ids)

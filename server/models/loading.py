@@ -109,6 +109,8 @@ async def _machines(model: ModelConfig) -> Machines:
     placement = model.placement
     if placement.device_ids:
         return Devices([placement.environment(i) for i in range(placement.num_copies)])
+    if placement.device == "torch-cpu":
+        return Devices([{}])
     if not model.is_on_ray:
         return ThisMachine()
     address = str(model.get("option.ray_address") or BY_KEY["option.ray_address"].default)

@@ -166,6 +166,18 @@ def test_a_degree_without_devices_names_the_flag_that_makes_it_go():
     assert model.placement.num_cores == 6
 
 
+def test_a_degree_by_torch_on_the_cpu_is_a_number_of_ranks():
+    report, model = placed("-tp", "2", "--device", "torch-cpu", on=host())
+    assert not report.problems
+    assert (
+        model.placement.describe() == "the CPU by torch by 2 ranks, 48 cores each, 1152 GiB"
+        " of memory"
+    )
+    config = model.engine.config
+    assert (config.device, config.tensor_parallel_degree) == ("torch-cpu", 2)
+    assert model.num_processes == 1
+
+
 def test_models_that_are_added_are_placed_alike():
     entry = ModelEntry(str(MODEL_DIR), "m", "POST /models")
     model, _ = resolve_entry(entry, {}, (), NO_CACHE, host(1))

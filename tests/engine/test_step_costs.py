@@ -35,7 +35,7 @@ def test_drafts_are_as_deep_as_steps_with_them_are_cheap() -> None:
 
 def test_the_likeliest_drafts_of_all_sequences_get_the_rows() -> None:
     chances = [[0.9, 0.5, 0.2], [], [0.8, 0.7], [0.04]]
-    free = measured({1: 1.0, 16: 1.0})
+    free = measured({4: 1.0, 16: 1.0})
     assert free.depths(4, 4, chances, 16, ahead=True) == [3, 0, 2, 0]
     assert free.depths(4, 4, chances, 3, ahead=True) == [1, 0, 2, 0]
     assert free.depths(4, 4, chances, 0, ahead=True) == [0] * 4
@@ -62,6 +62,8 @@ def test_a_draft_models_steps_are_counted() -> None:
     assert 1 <= common(0.6) <= 3
     assert common(0.1) == 0
     assert common(0.6, extra_s=1.5) == 0
+    assert common(0.9, num_sequences=4) == 0  # whose steps weren't measured
+    target.note(4, 1.04)
     assert common(0.9, num_sequences=4) > 2
     assert common(0.9, num_sequences=0) == 0
     assert target.common_depth(StepCosts(), [0.1], 1, 1, 8, 0.0, ahead=True) == 8
@@ -86,6 +88,15 @@ def test_costs_are_those_of_the_last_steps() -> None:
     assert not is_worthwhile(costs, 1.0)
     for _ in range(40):
         costs.note(2, 1.0)
+    assert is_worthwhile(costs, 1.0)
+
+
+def test_steps_without_drafts_are_measured_again() -> None:
+    costs = measured({2: 9.0, 1: 1.0})
+    for _ in range(1001):
+        costs.note(2, 1.0)
+    assert not is_worthwhile(costs, 1.0)
+    costs.note(1, 1.0)
     assert is_worthwhile(costs, 1.0)
 
 

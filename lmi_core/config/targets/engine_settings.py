@@ -131,7 +131,7 @@ def _devices(
     """Transformers spreads a copy's layers over its devices, as in LMI."""
     if backend != "transformers":
         devices: dict[str, object] = {"device": placement.device}
-        if placement.device == "cpu" and placement.tensor_parallel_degree > 1:
+        if placement.has_ranks:
             devices["tensor_parallel_degree"] = placement.tensor_parallel_degree
             devices |= {} if placement.job is None else {"job": placement.job}
         return devices

@@ -65,7 +65,7 @@ def on_cpu(subject: Subject, kind: DeviceKind) -> Placement:
         most_copies=most_copies,
         num_cores=threads if isinstance(threads, int) else num_cores,
         memory_bytes=host.memory_bytes,
-        job=host.job if degree > 1 else None,
+        job=host.job if degree > 1 and kind == "cpu" else None,
         on="ray" if on_ray else "here",
     )
 
@@ -87,9 +87,9 @@ def _degree_on_cpu(subject: Subject, kind: DeviceKind) -> int:
     """Processes of the lmi engine that share a copy; max: one, which uses all cores, or those of
     the job."""
     degree, job = subject.values.get(DEGREE), subject.host.job
-    if subject.backend != "lmi" or kind != "cpu":
+    if subject.backend != "lmi":
         return 1
-    if job is not None and (not isinstance(degree, int) or degree < 1):
+    if kind == "cpu" and job is not None and (not isinstance(degree, int) or degree < 1):
         return job.size
     return max(1, degree) if isinstance(degree, int) else 1
 

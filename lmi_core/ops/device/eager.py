@@ -22,9 +22,10 @@ from lmi_core.ops.device.torch_weights import DTYPES, DeviceConstants, DeviceWei
 from lmi_core.ops.graph import ExpertMatrices, Graph, Handle, LinearWeight, Node
 from lmi_core.ops.kernels.select import Kernels
 
-_RESULTS = ("sample", "output")
-"""Ops of which one ends a graph, and whose operand it gives."""
-_Compute = Callable[[Replay], "Tensor | QuantizedRows | None"]
+_RESULTS = ("sample", "output", "meet")
+"""Ops that compute nothing here; the operand of the first of them that there is is what a graph
+gives."""
+Compute = Callable[[Replay], "Tensor | QuantizedRows | None"]
 """None: of a node that adds to an operand."""
 
 
@@ -38,8 +39,9 @@ class EagerGraph:
         self.act_dtype = graph.act_dtype
         self._act = DTYPES[graph.act_dtype]
         self._caches: list[PagedCache] = []
-        results = [node.operands for node in graph.nodes if node.op in _RESULTS]
-        self._result = next(iter(results[0].values())) if results else None
+        results = [node for node in graph.nodes if node.op in _RESULTS]
+        results.sort(key=lambda node: _RESULTS.index(node.op))
+        self._result = next(iter(results[0].operands.values())) if results else None
         self._sees_later = any(node.attributes.get("sees_later") for node in graph.nodes)
         self._groups_in_torch = kernels.chosen["grouped_linear"] in ("torch", "by row")
         self.reads_counts = self._groups_in_torch and any(
@@ -92,28 +94,28 @@ class EagerGraph:
         results: PendingResults = self.kernels.sample(logits, sampling)
         return results
 
-    def _lowered(self, node: Node, constants: DeviceConstants) -> _Compute:
+    def _lowered(self, node: Node, constants: DeviceConstants) -> Compute:
         attributes = {
             name: constants.put(value) if isinstance(value, np.ndarray) else value
             for name, value in node.attributes.items()
         }
-        compute: _Compute = getattr(self, f"_{node.op}")(node.result, **node.operands, **attributes)
+        compute: Compute = getattr(self, f"_{node.op}")(node.result, **node.operands, **attributes)
         return compute
 
-    def _embed(self, y: Handle, *, table: Tensor, scale: float) -> _Compute:
+    def _embed(self, y: Handle, *, table: Tensor, scale: float) -> Compute:
         def compute(replay: Replay) -> Tensor:
             x = table[replay.step.token_ids].float()
             return x if scale == 1.0 else x.mul_(scale)
 
         return compute
 
-    def _add_positions(self, y: Handle, x: Handle, *, table: Tensor, offset: int) -> _Compute:
+    def _add_positions(self, y: Handle, x: Handle, *, table: Tensor, offset: int) -> Compute:
         def add(replay: Replay) -> None:
             replay.add_later(y, table[replay.step.positions + offset].float())
 
         return add
 
-    def _add_token_types(self, y: Handle, x: Handle, *, table: Tensor) -> _Compute:
+    def _add_token_types(self, y: Handle, x: Handle, *, table: Tensor) -> Compute:
         def add(replay: Replay) -> None:
             types = torch.from_numpy(replay.step.host.token_types).to(self.device)
             replay.add_later(y, table[types].float())
@@ -128,7 +130,7 @@ class EagerGraph:
         *,
         out_dtype: str,
         **settings: object,
-    ) -> _Compute:
+    ) -> Compute:
         dtype = self._act if out_dtype == "act" and residual is None else torch.float32
 
         def compute(replay: Replay) -> Tensor | QuantizedRows:
@@ -144,10 +146,10 @@ class EagerGraph:
 
         return compute if residual is None else add
 
-    def _norm_heads(self, y: Handle, x: Handle, **settings: object) -> _Compute:
+    def _norm_heads(self, y: Handle, x: Handle, **settings: object) -> Compute:
         return lambda replay: cast(Tensor, self.kernels.norm_heads(replay[x], **settings))
 
-    def _rms_norm(self, y: Handle, x: Handle, *, weight: Tensor, eps: float) -> _Compute:
+    def _rms_norm(self, y: Handle, x: Handle, *, weight: Tensor, eps: float) -> Compute:
         def compute(replay: Replay) -> Tensor | QuantizedRows:
             value, addend = replay.take(x)
             result: Tensor | QuantizedRows = self.kernels.rms_norm(
@@ -168,7 +170,7 @@ class EagerGraph:
         activation: str,
         out_dtype: str,
         gated: bool = True,
-    ) -> _Compute:
+    ) -> Compute:
         multiply = self._multiply(weight)
         activate = self.kernels.gated_activation if gated else self.kernels.activation
         is_act = activation != "" or out_dtype == "act"
@@ -184,7 +186,7 @@ class EagerGraph:
 
         return product if residual is None else add
 
-    def _gated_activation(self, y: Handle, x: Handle, *, activation: str) -> _Compute:
+    def _gated_activation(self, y: Handle, x: Handle, *, activation: str) -> Compute:
         def compute(replay: Replay) -> Tensor | QuantizedRows:
             result: Tensor | QuantizedRows = self.kernels.gated_activation(
                 replay[x], activation, out_dtype=self._act, codes=self._codes(y)
@@ -193,7 +195,7 @@ class EagerGraph:
 
         return compute
 
-    def _activation(self, y: Handle, x: Handle, *, activation: str) -> _Compute:
+    def _activation(self, y: Handle, x: Handle, *, activation: str) -> Compute:
         def compute(replay: Replay) -> Tensor | QuantizedRows:
             result: Tensor | QuantizedRows = self.kernels.activation(
                 replay[x], activation, out_dtype=self._act, codes=self._codes(y)
@@ -202,13 +204,13 @@ class EagerGraph:
 
         return compute
 
-    def _soft_cap(self, y: Handle, x: Handle, *, cap: float) -> _Compute:
+    def _soft_cap(self, y: Handle, x: Handle, *, cap: float) -> Compute:
         return lambda replay: cast(Tensor, self.kernels.soft_cap(replay[x], cap))
 
-    def _clip(self, y: Handle, x: Handle, *, cap: float) -> _Compute:
+    def _clip(self, y: Handle, x: Handle, *, cap: float) -> Compute:
         return lambda replay: cast(Tensor, self.kernels.clip(replay[x], cap))
 
-    def _route(self, y: Handle, x: Handle, **settings: object) -> _Compute:
+    def _route(self, y: Handle, x: Handle, **settings: object) -> Compute:
         return lambda replay: cast(Tensor, self.kernels.route(replay[x], **settings))
 
     def _grouped_linear(
@@ -221,7 +223,7 @@ class EagerGraph:
         weight: LinearWeight,
         bias: Tensor | None,
         activation: str,
-    ) -> _Compute:
+    ) -> Compute:
         act = self._act
 
         def activated(result: Tensor) -> Tensor:
@@ -255,7 +257,7 @@ class EagerGraph:
         weight: LinearWeight,
         bias: Tensor | None,
         activated: Callable[[Tensor], Tensor],
-    ) -> _Compute:
+    ) -> Compute:
         """That every row takes."""
         multiply = self._multiply(weight)
 
@@ -280,7 +282,7 @@ class EagerGraph:
 
     def _head_linear(
         self, y: Handle, x: Handle, *, weight: LinearWeight, num_heads: int, out_dtype: str
-    ) -> _Compute:
+    ) -> Compute:
         assert isinstance(weight, ExpertMatrices)
         table, dtype = (
             self._expert_table(weight),
@@ -307,7 +309,7 @@ class EagerGraph:
 
     def _lora_add(
         self, result: Handle, x: Handle, y: Handle, *, table: AdapterTable, linear_id: int
-    ) -> _Compute:
+    ) -> Compute:
         def add(replay: Replay) -> Tensor:
             rows, sums = replay[x], replay[y]
             for part in table.parts(replay.step.host, linear_id):
@@ -326,7 +328,7 @@ class EagerGraph:
         cache: PagedCache,
         layer: int,
         **settings: object,
-    ) -> _Compute:
+    ) -> Compute:
         store = self._cache(cache)
 
         def compute(replay: Replay) -> Tensor:
@@ -348,7 +350,7 @@ class EagerGraph:
 
     def _attention(
         self, y: Handle, q: Handle, *, cache: PagedCache, layer: int, **settings: object
-    ) -> _Compute:
+    ) -> Compute:
         store = self._cache(cache)
 
         def compute(replay: Replay) -> Tensor:
@@ -360,7 +362,7 @@ class EagerGraph:
 
         return compute
 
-    def _gather_logit_rows(self, y: Handle, x: Handle) -> _Compute:
+    def _gather_logit_rows(self, y: Handle, x: Handle) -> Compute:
         return lambda replay: replay[x][replay.step.logit_token_rows]
 
     def _codes(self, y: Handle) -> RowFormat | None:

@@ -36,9 +36,10 @@ log = logging.getLogger(__name__)
 MAX_MESSAGE_BYTES = 1 << 30
 _ROOT = Path(__file__).parents[3]
 _BOOT = (
-    "import sys; sys.path.append(sys.argv[1]); "
-    "from lmi_core.runners.cpu.rank_process import main; sys.exit(main(int(sys.argv[2])))"
+    "import importlib, sys; sys.path.append(sys.argv[1]); "
+    "sys.exit(importlib.import_module(sys.argv[3]).main(int(sys.argv[2])))"
 )
+_MAIN = "lmi_core.runners.cpu.rank_process"
 _END_TIMEOUT_S = 5.0
 
 
@@ -51,11 +52,11 @@ class Ranks:
         self._config = config
         self._group: _native.RankGroup | None = None
         self._is_closing = False
-        self._processes: list[_Rank] = []
+        self._processes: list[RankProcess] = []
         self._ordering = threading.Lock()
         try:
             for rank in range(1, config.tensor_parallel_degree):
-                self._processes.append(_Rank(rank, config.job))
+                self._processes.append(RankProcess(rank, config.job))
             for process in self._processes:
                 own = replace(config, speculation=None)  # rank 0 drafts alone
                 level = logging.getLogger().level
@@ -124,7 +125,7 @@ class Ranks:
         for process in self._processes:
             process.end()
 
-    def _watch(self, process: _Rank) -> None:
+    def _watch(self, process: RankProcess) -> None:
         assert self._group is not None
         process.listen()
         words = process.last_words()
@@ -134,10 +135,11 @@ class Ranks:
             self._group.lose(why)
 
 
-class _Rank:
+class RankProcess:
     """One process, of this one or of a job's."""
 
-    def __init__(self, rank: int, job: Job | None) -> None:
+    def __init__(self, rank: int, job: Job | None = None, main: str = _MAIN) -> None:
+        """``main``: the module whose function of that name is its program, of this one's."""
         self.rank = rank
         self._numbers = itertools.count()
         self._calls: dict[int, Future[Any]] = {}
@@ -146,7 +148,7 @@ class _Rank:
         self._connection, theirs = socket.socketpair()
         with theirs:
             try:
-                self._process = _started(rank, job, theirs.fileno())
+                self._process = _started(rank, job, main, theirs.fileno())
             except BaseException:
                 self._connection.close()
                 raise
@@ -218,6 +220,9 @@ class _Rank:
             return "with the process of the job that it ran in"
         return f"exit status {code}" if code >= 0 else f"signal {-code}"
 
+    def kill(self) -> None:
+        self._process.kill()
+
     def settle(self) -> None:
         """Let calls come to their end, in time."""
         wait(list(self._calls.values()), _END_TIMEOUT_S)
@@ -241,12 +246,12 @@ class _Rank:
 
 
 def _started(
-    rank: int, job: Job | None, descriptor: int
+    rank: int, job: Job | None, main: str, descriptor: int
 ) -> subprocess.Popen[bytes] | HostedProcess:
     if job is not None:
         return HostedProcess(job, rank, descriptor)
     return subprocess.Popen(
-        [sys.executable, "-c", _BOOT, str(_ROOT), str(descriptor)],
+        [sys.executable, "-c", _BOOT, str(_ROOT), str(descriptor), main],
         pass_fds=(descriptor,),
         stdin=subprocess.DEVNULL,
         start_new_session=True,

@@ -47,7 +47,9 @@ class DeviceCache:
             is_latent=attention.latent is not None,
             fixed_scales=[FixedScales(*scales) for scales in model.kv_scales],
         )
-        self._block_bytes = self.store.num_bytes
+        # Ranks on the CPU divide its memory.
+        self._num_ranks = model.slicing.num_ranks
+        self._block_bytes = self._num_ranks * self.store.num_bytes
 
     def grow(self, measured: MeasuredMemory | None) -> KvCacheSize:
         """Take what ``measured`` leaves, or what the configuration says, and a block more: the
@@ -88,7 +90,7 @@ class DeviceCache:
             max_logprobs=config.max_logprobs,
             num_blocks=memory.num_blocks,
             block_size=config.block_size,
-            weight_bytes=model.weights.num_bytes,
+            weight_bytes=self._num_ranks * model.weights.num_bytes,
             kv_cache_bytes=memory.num_bytes,
             arena_bytes=0 if measured is None else measured.workspace_bytes,
             dtype=model.dtype,
@@ -96,7 +98,8 @@ class DeviceCache:
             kv_dtype=self.dtype,
             device=config.device,
             kernels=select.describe(chosen),
-            runs_ahead=model.pooling is None,
+            runs_ahead=model.pooling is None and self._num_ranks == 1,
             verifies_drafts=model.pooling is None,
             pooling=model.pooling,
+            num_ranks=self._num_ranks,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,8 @@ from lmi_core.weights.quantized.checkpoint import can_be_quantized
 
 if TYPE_CHECKING:
     from lmi_core.models.loader import FoundModel, LoadedModel
+    from lmi_core.models.smoothing import Smoothing
+    from lmi_core.runners.device.torch_ranks import TorchRanks
     from lmi_core.weights.checkpoint import Checkpoint
 
 _log = logging.getLogger(__name__)
@@ -46,16 +49,38 @@ def load_device_runner(
     memory = memory_of(device)
     found = find_model(asked) if isinstance(asked, EngineConfig) else asked
     others_bytes = 0 if memory is None else memory.allocated_bytes()
-    try:
-        model = load_weights(
-            found,
-            DeviceWeights(device, config.activations),
-            None if progress is None else partial(progress, "weights"),
-            smoothing_for(found, progress),
+    smoothing = smoothing_for(found, progress)
+    with ExitStack() as failed:
+        ranks = _start_ranks(config, smoothing)
+        if ranks is not None:
+            failed.callback(ranks.close)
+        try:
+            model = load_weights(
+                found,
+                DeviceWeights(device, config.activations),
+                None if progress is None else partial(progress, "weights"),
+                smoothing,
+            )
+        except torch.OutOfMemoryError as error:
+            raise _no_room_for_weights(config, found.checkpoint, device) from error
+        runner = make_runner(config, model, device, chosen, others_bytes, ranks)
+        failed.pop_all()
+    return runner, model
+
+
+def _start_ranks(config: EngineConfig, smoothing: Smoothing | None) -> TorchRanks | None:
+    """The others of those that compute the model; None: this process does it alone."""
+    if config.tensor_parallel_degree == 1:
+        return None
+    if config.lora is not None:
+        raise UserError(
+            f"tensor_parallel_degree={config.tensor_parallel_degree} on device={config.device} "
+            "doesn't go with LoRA adapters in this version: write 1, or device=cpu",
+            field="tensor_parallel_degree",
         )
-    except torch.OutOfMemoryError as error:
-        raise _no_room_for_weights(config, found.checkpoint, device) from error
-    return make_runner(config, model, device, chosen, others_bytes), model
+    from lmi_core.runners.device.torch_ranks import TorchRanks
+
+    return TorchRanks(config, smoothing)
 
 
 def _unused(chosen: Mapping[str, str]) -> str:
@@ -70,6 +95,7 @@ def make_runner(
     device: torch.device,
     chosen: Mapping[str, str],
     others_bytes: int = 0,
+    ranks: TorchRanks | None = None,
 ) -> TorchRunner | CudaRunner:
     """C++ launches the steps where that was chosen and every op of the model has a native kernel;
     else Python does, and the log names the op. ``others_bytes`` were allocated before the
@@ -79,7 +105,7 @@ def make_runner(
             return CudaRunner(config, model, device, chosen, others_bytes)
         except NotNativeError as error:
             _log.warning("steps are launched from Python, op by op, because of %s", error)
-    return TorchRunner(config, model, device, chosen, others_bytes)
+    return TorchRunner(config, model, device, chosen, others_bytes, ranks)
 
 
 def find_device(config: EngineConfig) -> torch.device:

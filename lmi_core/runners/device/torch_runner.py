@@ -22,8 +22,9 @@ from lmi_core.ops import LoraTable
 from lmi_core.ops.device.adapter_table import AdapterTable
 from lmi_core.ops.device.device_step import DeviceStep
 from lmi_core.ops.device.eager import EagerGraph
-from lmi_core.ops.device.paged_cache import KV_DTYPES, PagedCache
+from lmi_core.ops.device.paged_cache import KV_DTYPES
 from lmi_core.ops.device.pending_results import PendingResults, PendingRows
+from lmi_core.ops.device.ranked_graph import RankedGraph, Ranks
 from lmi_core.ops.device.sampling_inputs import SamplingInputs
 from lmi_core.ops.device.step_arrays import StepArrays
 from lmi_core.ops.device.torch_weights import DTYPES, DeviceWeights
@@ -38,6 +39,7 @@ from lmi_core.runners.step_memory import StepMemory, StepSizes
 
 if TYPE_CHECKING:
     from lmi_core.models.loader import LoadedModel
+    from lmi_core.runners.device.torch_ranks import TorchRanks
     from lmi_core.settings.engine_config import EngineConfig
     from lmi_core.weights.formats import FloatArray
 
@@ -73,9 +75,11 @@ class TorchRunner:
         device: torch.device,
         chosen: Mapping[str, str],
         others_bytes: int = 0,
+        ranks: TorchRanks | None = None,
     ) -> None:
         """``chosen``: the implementation of every op. ``others_bytes``: what was allocated on the
-        device before the weights."""
+        device before the weights. ``ranks``: the others that compute ``model``, of which this is
+        rank 0."""
         cache = DeviceCache(config, model, device)
         self.device, sizes = device, cache.sizes
         chosen = select.launched_from_python(chosen)
@@ -90,7 +94,7 @@ class TorchRunner:
                 cache_dtype=KV_DTYPES[cache.dtype],
             )
             prefer_flash(chosen, device, shape)
-        if reason := _only_torch_attends(model, is_invariant=config.deterministic):
+        if reason := only_torch_attends(model, is_invariant=config.deterministic):
             chosen = select.with_torch_attention(chosen, reason)
         if config.deterministic:
             _log.info("deterministic: %s", select.describe(chosen))
@@ -102,12 +106,15 @@ class TorchRunner:
         self._pools = model.pooling is not None
         if model.head is not None:
             self.head = model.head
-        self._graph = _record(model, chosen, cache.store, sizes.max_model_len, device, table)
+        self._ranks, group = ranks, None if ranks is None else ranks.meet()
+        self._graph = record_eager(model, chosen, cache, device, table, group)
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         measured = self._measure(config, sizes, others_bytes)
         memory = cache.grow(measured)
+        if ranks is not None:
+            ranks.join(memory.num_blocks)
         self._graphs = self._make_graphs(config, sizes, memory.num_blocks)
         shared = StepMemory.of(config, sizes, memory.num_blocks)
         self.pool, self.block_tables = shared.pool, shared.block_tables
@@ -205,6 +212,10 @@ class TorchRunner:
         arrays = StepArrays.of(step, self.block_tables)
         self._jobs.put(_Job(step, arrays, logit_rows, time.monotonic_ns()))
 
+    @property
+    def is_lost(self) -> bool:
+        return self._ranks is not None and self._ranks.is_lost
+
     def pooled_rows(self, step: _native.Step) -> FloatArray:
         return self._pooled_rows
 
@@ -215,6 +226,8 @@ class TorchRunner:
         for thread in self._threads:
             thread.join()
         self._threads = []
+        if self._ranks is not None:
+            self._ranks.close()
         os.close(self.completion_fd)
         self._sampled = None
         del self._graph, self._graphs
@@ -233,6 +246,8 @@ class TorchRunner:
                     job.step.error = f"{error} ({self._oom_advice})"
                 except Exception as error:
                     job.step.error = f"{type(error).__name__}: {error}"
+                if results is None and self._ranks is not None:
+                    self._ranks.lose()
                 self._sampled = getattr(results, "token_ids", None)
                 self._launched.put(_Launched(job, results, started_ns))
         self._launched.put(None)
@@ -268,6 +283,8 @@ class TorchRunner:
         return self._jobs.get()
 
     def _launch(self, job: _Job) -> PendingResults | PendingRows:
+        if self._ranks is not None:
+            self._ranks.begin(job.arrays)
         if self._pools:
             return PendingRows(self._graph.forward(self._upload(job.arrays)))
         sampling = SamplingInputs.of(job.step, self.sampling, self.info.max_logprobs)
@@ -298,7 +315,7 @@ class TorchRunner:
         token_ids[:count].copy_(sampled.clamp(min=0))
 
 
-def _only_torch_attends(model: LoadedModel, *, is_invariant: bool) -> str:
+def only_torch_attends(model: LoadedModel, *, is_invariant: bool) -> str:
     """What of the model's attention other implementations have not; empty: they have it all."""
     if is_invariant and model.spec.attention.latent is not None:
         return "latent attention"
@@ -317,16 +334,20 @@ def make_capture(
     return CudaCapture()
 
 
-def _record(
+def record_eager(
     model: LoadedModel,
     chosen: dict[str, str],
-    cache: PagedCache,
-    max_model_len: int,
+    cache: DeviceCache,
     device: torch.device,
-    adapters: LoraTable | None,
+    adapters: LoraTable | None = None,
+    group: Ranks | None = None,
 ) -> EagerGraph:
+    """What computes the steps of ``model``, or with ``group`` of a rank's part of it."""
     from lmi_core.models.decoder import record
 
     graph = Graph(model.dtype)
-    record(model, graph, cache, max_model_len, adapters)
-    return EagerGraph(graph, select.load(chosen), device)
+    record(model, graph, cache.store, cache.sizes.max_model_len, adapters)
+    kernels = select.load(chosen)
+    if group is None:
+        return EagerGraph(graph, kernels, device)
+    return RankedGraph(graph, kernels, device, group)
