@@ -540,6 +540,19 @@ class Graph:
         residual: Handle,
     ) -> Handle:
         """The same of experts' outputs; ``bias`` is added by one rank alone."""
+    def norm_all_heads(
+        self,
+        qkv: Handle,
+        q_weight: npt.NDArray[np.float32],
+        k_weight: npt.NDArray[np.float32],
+        eps: float,
+        *,
+        head_dim: int,
+        num_alike: int = 1,
+    ) -> Handle:
+        """fp32 [T, n], in place: the root mean square norm over all of the model's heads of queries,
+        of which the first columns are this rank's, and over those of keys, of which so many
+        neighbouring ranks have the same."""
     def gathered_linear(
         self,
         x: Handle,

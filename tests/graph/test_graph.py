@@ -360,3 +360,31 @@ def test_rows_are_kept_by_slot_and_copied_with_their_blocks(worker):
     np.testing.assert_allclose(logits[columns], tiny.table[8] @ tiny.head[:3].T, atol=1e-5)
     assert (np.delete(logits, columns) < -1e29).all()
     assert tiny.step.sampled() == [columns[(tiny.table[8] @ tiny.head[:3].T).argmax()]]
+
+
+@pytest.mark.parametrize("level", _native.instruction_sets())
+def test_all_heads_of_a_row_are_normed_together(worker, level):
+    tiny, rng, size = Tiny(), np.random.default_rng(2), 20
+    table = rng.normal(size=(VOCAB, 5 * size)).astype(np.float32)
+    weights = [(1 + 0.1 * rng.normal(size=n * size)).astype(np.float32) for n in (3, 1)]
+    graph = _native.Graph(
+        max_tokens=64,
+        max_seqs=4,
+        max_logit_rows=8,
+        max_blocks_per_seq=8,
+        block_size=BLOCK,
+        act_dtype="fp32",
+        instruction_set=level,
+    )
+    qkv = graph.norm_all_heads(graph.embed(table), *weights, 1e-5, head_dim=size)
+    graph.output(qkv)
+    graph.finish()
+    token_ids = [3, 1, 4, 1, 5]
+    tiny.step.add(token_ids, 0, 0, 0, "none")
+    worker.run(graph, tiny.step)
+    expected = table[token_ids]
+    for first, weight in zip((0, 3 * size), weights, strict=True):
+        columns = slice(first, first + len(weight))
+        x = expected[:, columns].astype(np.float64)
+        expected[:, columns] = x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-5) * weight
+    np.testing.assert_allclose(graph.read(qkv, 5), expected, rtol=1e-5)
