@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "common/dtype.h"
+#include "cpu/head_squares.h"
 #include "cpu/instruction_set.h"
 #include "cpu/packed_linear.h"
 #include "graph/sampling_table.h"
@@ -355,24 +356,26 @@ struct WeightQuantizer {
 };
 
 // Every op's kernel, and the arguments that it takes. An .inc of isa/ defines <op>_kernel.
-#define LMI_KERNELS(KERNEL)                 \
-  KERNEL(embed, EmbedArgs)                  \
-  KERNEL(norm, NormArgs)                    \
-  KERNEL(quantize_rows, QuantizeRowsArgs)   \
-  KERNEL(linear, LinearArgs)                \
-  KERNEL(activation, ActivationArgs)        \
-  KERNEL(lora_add, LoraAddArgs)             \
-  KERNEL(route, RouteArgs)                  \
-  KERNEL(group_rows, GroupRowsArgs)         \
-  KERNEL(grouped_linear, GroupedLinearArgs) \
-  KERNEL(head_linear, HeadLinearArgs)       \
-  KERNEL(rope_cache_write, RopeCacheArgs)   \
-  KERNEL(attention, AttentionArgs)          \
-  KERNEL(gather_rows, GatherRowsArgs)       \
-  KERNEL(scatter_rows, ScatterRowsArgs)     \
-  KERNEL(spread_columns, SpreadColumnsArgs) \
-  KERNEL(sum, SumArgs)                      \
-  KERNEL(sample, SampleArgs)                \
+#define LMI_KERNELS(KERNEL)                  \
+  KERNEL(embed, EmbedArgs)                   \
+  KERNEL(norm, NormArgs)                     \
+  KERNEL(quantize_rows, QuantizeRowsArgs)    \
+  KERNEL(linear, LinearArgs)                 \
+  KERNEL(activation, ActivationArgs)         \
+  KERNEL(lora_add, LoraAddArgs)              \
+  KERNEL(route, RouteArgs)                   \
+  KERNEL(group_rows, GroupRowsArgs)          \
+  KERNEL(grouped_linear, GroupedLinearArgs)  \
+  KERNEL(head_linear, HeadLinearArgs)        \
+  KERNEL(rope_cache_write, RopeCacheArgs)    \
+  KERNEL(attention, AttentionArgs)           \
+  KERNEL(gather_rows, GatherRowsArgs)        \
+  KERNEL(scatter_rows, ScatterRowsArgs)      \
+  KERNEL(spread_columns, SpreadColumnsArgs)  \
+  KERNEL(sum, SumArgs)                       \
+  KERNEL(head_squares, HeadSquaresArgs)      \
+  KERNEL(norm_by_squares, NormBySquaresArgs) \
+  KERNEL(sample, SampleArgs)                 \
   KERNEL(block_copy, BlockCopyArgs)
 
 struct Kernels {
