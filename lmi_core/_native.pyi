@@ -333,6 +333,9 @@ class LinearWeight:
     @property
     def is_finite(self) -> bool:
         """Whether no part held a NaN or an infinity; always of what was read."""
+    def order_inputs(self, order: Sequence[int] | npt.NDArray[np.int32]) -> None:
+        """Say that the packed matrix's inputs are these of a row's. NativeError for what isn't an order, where rows
+        aren't quantised, and of experts."""
     layout_version: int
     """Counted up when packing gives other bytes."""
     @staticmethod
@@ -542,6 +545,19 @@ class Graph:
         residual: Handle,
     ) -> Handle:
         """The same of experts' outputs; ``bias`` is added by one rank alone."""
+    def norm_all_heads(
+        self,
+        qkv: Handle,
+        q_weight: npt.NDArray[np.float32],
+        k_weight: npt.NDArray[np.float32],
+        eps: float,
+        *,
+        head_dim: int,
+        num_alike: int = 1,
+    ) -> Handle:
+        """fp32 [T, n], in place: the root mean square norm over all of the model's heads of queries,
+        of which the first columns are this rank's, and over those of keys, of which so many
+        neighbouring ranks have the same."""
     def gathered_linear(
         self,
         x: Handle,
@@ -652,13 +668,15 @@ class Graph:
     def arena_bytes(self) -> int: ...
     def describe(self) -> list[str]:
         """One line per node: op, operands, shapes, dtypes, offsets."""
-    def measure_nodes(self, num_tokens: int) -> None:
+    def measure_nodes(self, num_tokens: int, as_threads: int = 0) -> None:
         """Start anew to measure the nodes of steps of ``num_tokens`` tokens; 0 stops.
 
-        Not while a step runs.
+        ``as_threads``: cut into chunks as for so many threads; 0: as for the worker's. Not while a
+        step runs.
         """
-    def node_times(self) -> list[tuple[int, int, int]]:
-        """Of each node: steps measured, their wall time and their CPU time of all threads, ns."""
+    def node_times(self) -> list[tuple[int, int, int, int]]:
+        """Of each node: steps measured, their wall time, their CPU time of all threads (ns) and
+        their chunks."""
 
 @final
 class RankGroup:

@@ -57,6 +57,17 @@ Handle summed_experts(PyGraph& self, const Handle& x, const Handle& routes,
                                            id_of(self, residual))};
 }
 
+Handle norm_all_heads(PyGraph& self, const Handle& qkv, const FloatArray& q_weight,
+                      const FloatArray& k_weight, float eps, int64_t head_dim, int32_t num_alike) {
+  LMI_CHECK(head_dim > 0 && q_weight.size() % head_dim == 0 && k_weight.size() % head_dim == 0,
+            q_weight.size(), " and ", k_weight.size(), " weights of heads of ", head_dim);
+  self.keep(q_weight);
+  self.keep(k_weight);
+  return {&self, self.graph.norm_all_heads(id_of(self, qkv), q_weight.data(), k_weight.data(), eps,
+                                           head_dim, q_weight.size() / head_dim,
+                                           k_weight.size() / head_dim, num_alike)};
+}
+
 Handle gathered_linear(PyGraph& self, const Handle& x, const py::object& weight,
                        const std::optional<FloatArray>& bias, int64_t first_column) {
   if (bias) self.keep(*bias);
@@ -115,6 +126,9 @@ void bind_ranks(py::module_& m, py::class_<PyGraph>& graph) {
            py::keep_alive<0, 1>())
       .def("summed_experts", &summed_experts, py::arg("x"), py::arg("routes"), py::arg("slices"),
            py::kw_only(), py::arg("bias") = py::none(), py::arg("residual"), py::keep_alive<0, 1>())
+      .def("norm_all_heads", &norm_all_heads, py::arg("qkv"), py::arg("q_weight"),
+           py::arg("k_weight"), py::arg("eps"), py::kw_only(), py::arg("head_dim"),
+           py::arg("num_alike") = 1, py::keep_alive<0, 1>())
       .def("gathered_linear", &gathered_linear, py::arg("x"), py::arg("weight"), py::kw_only(),
            py::arg("bias") = py::none(), py::arg("first_column"), py::keep_alive<0, 1>())
       .def(

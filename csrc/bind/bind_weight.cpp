@@ -100,7 +100,14 @@ FloatArray unpack(const LinearWeight& weight) {
     expert.data = static_cast<const uint8_t*>(packed.data) + i * packed.expert_bytes;
     cpu::unpack_linear(expert, result.mutable_data() + i * packed.num_outputs * packed.num_inputs);
   }
-  return result;
+  if (packed.input_order == nullptr) return result;
+  FloatArray in_order({packed.num_outputs, packed.num_inputs});
+  for (int64_t row = 0; row < packed.num_outputs; ++row) {
+    for (int64_t i = 0; i < packed.num_inputs; ++i) {
+      in_order.mutable_at(row, packed.input_order[i]) = result.at(row, i);
+    }
+  }
+  return in_order;
 }
 
 std::unique_ptr<LinearWeight> read(std::shared_ptr<MappedFile> file, int64_t offset,
@@ -131,8 +138,15 @@ uint64_t packed_checksum(const LinearWeight& weight) {
 // Equal for weights that take the same quantised rows.
 std::optional<std::string> row_format(const LinearWeight& weight) {
   if (!weight.packed().takes_quantized_rows()) return std::nullopt;
-  return std::string(cpu::row_rounding_name(weight.packed().rounding)) + ", summed over " +
-         std::to_string(weight.packed().group_size);
+  const cpu::PackedLinear& packed = weight.packed();
+  std::string format = std::string(cpu::row_rounding_name(packed.rounding)) + ", summed over " +
+                       std::to_string(packed.group_size);
+  if (packed.input_order != nullptr) {
+    const auto num_bytes = static_cast<int64_t>(packed.num_inputs * sizeof(int32_t));
+    const auto* bytes = reinterpret_cast<const uint8_t*>(packed.input_order);
+    format += ", in the order " + std::to_string(checksum(bytes, num_bytes));
+  }
+  return format;
 }
 
 void bind_linear_weight(py::module_& m) {
@@ -146,6 +160,12 @@ void bind_linear_weight(py::module_& m) {
                   py::arg("num_inputs"), py::arg("format"), py::arg("gated") = false,
                   py::arg("group_size") = 0, py::arg("rounding") = "outliers",
                   py::arg("num_threads") = 0, py::arg("num_experts") = 1)
+      .def(
+          "order_inputs",
+          [](LinearWeight& w, const py::array_t<int32_t, py::array::c_style>& order) {
+            w.order_inputs({order.data(), order.data() + order.size()});
+          },
+          py::arg("order"))
       .def_readonly_static("layout_version", &cpu::kPackedLayoutVersion)
       .def_property_readonly("num_outputs",
                              [](const LinearWeight& w) { return w.packed().num_outputs; })

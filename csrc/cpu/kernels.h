@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "common/dtype.h"
+#include "cpu/head_squares.h"
 #include "cpu/instruction_set.h"
 #include "cpu/packed_linear.h"
 #include "graph/sampling_table.h"
@@ -37,7 +38,8 @@ struct QuantizeRowsArgs {
   int64_t num_columns = 0;
   int32_t group_size = 0;
   RowRounding rounding = RowRounding::kOutliers;
-  uint8_t* y = nullptr;  // [rows] of quantized_row_bytes()
+  const int32_t* input_order = nullptr;  // [num_columns] of x, as PackedLinear's
+  uint8_t* y = nullptr;                  // [rows] of quantized_row_bytes()
   int64_t num_rows = 0;
 };
 
@@ -195,6 +197,7 @@ struct NormArgs {
   int64_t num_rows = 0;
   int32_t group_size = 0;  // of quantised rows
   RowRounding rounding = RowRounding::kOutliers;
+  const int32_t* input_order = nullptr;  // of quantised rows, as PackedLinear's
 };
 
 struct EmbedArgs {
@@ -353,24 +356,26 @@ struct WeightQuantizer {
 };
 
 // Every op's kernel, and the arguments that it takes. An .inc of isa/ defines <op>_kernel.
-#define LMI_KERNELS(KERNEL)                 \
-  KERNEL(embed, EmbedArgs)                  \
-  KERNEL(norm, NormArgs)                    \
-  KERNEL(quantize_rows, QuantizeRowsArgs)   \
-  KERNEL(linear, LinearArgs)                \
-  KERNEL(activation, ActivationArgs)        \
-  KERNEL(lora_add, LoraAddArgs)             \
-  KERNEL(route, RouteArgs)                  \
-  KERNEL(group_rows, GroupRowsArgs)         \
-  KERNEL(grouped_linear, GroupedLinearArgs) \
-  KERNEL(head_linear, HeadLinearArgs)       \
-  KERNEL(rope_cache_write, RopeCacheArgs)   \
-  KERNEL(attention, AttentionArgs)          \
-  KERNEL(gather_rows, GatherRowsArgs)       \
-  KERNEL(scatter_rows, ScatterRowsArgs)     \
-  KERNEL(spread_columns, SpreadColumnsArgs) \
-  KERNEL(sum, SumArgs)                      \
-  KERNEL(sample, SampleArgs)                \
+#define LMI_KERNELS(KERNEL)                  \
+  KERNEL(embed, EmbedArgs)                   \
+  KERNEL(norm, NormArgs)                     \
+  KERNEL(quantize_rows, QuantizeRowsArgs)    \
+  KERNEL(linear, LinearArgs)                 \
+  KERNEL(activation, ActivationArgs)         \
+  KERNEL(lora_add, LoraAddArgs)              \
+  KERNEL(route, RouteArgs)                   \
+  KERNEL(group_rows, GroupRowsArgs)          \
+  KERNEL(grouped_linear, GroupedLinearArgs)  \
+  KERNEL(head_linear, HeadLinearArgs)        \
+  KERNEL(rope_cache_write, RopeCacheArgs)    \
+  KERNEL(attention, AttentionArgs)           \
+  KERNEL(gather_rows, GatherRowsArgs)        \
+  KERNEL(scatter_rows, ScatterRowsArgs)      \
+  KERNEL(spread_columns, SpreadColumnsArgs)  \
+  KERNEL(sum, SumArgs)                       \
+  KERNEL(head_squares, HeadSquaresArgs)      \
+  KERNEL(norm_by_squares, NormBySquaresArgs) \
+  KERNEL(sample, SampleArgs)                 \
   KERNEL(block_copy, BlockCopyArgs)
 
 struct Kernels {

@@ -30,12 +30,17 @@ __device__ inline float score_factor(const LmiAttention& args, float unit) {
 template <int kTiles>
 __device__ inline void cap_scores(const LmiAttention& args, const float (&units)[2],
                                   float (&products)[kTiles][4], float (&factors)[2]) {
+  if (args.soft_cap <= 0.0f) {
 #pragma unroll
-  for (int half = 0; half < 2; ++half) factors[half] = score_factor(args, units[half]);
-  if (args.soft_cap <= 0.0f) return;
+    for (int half = 0; half < 2; ++half) {
+      factors[half] = max_of(units[half] * (args.scale * kLog2E), kLeastFactor);
+    }
+    return;
+  }
   const float steepness = args.scale / args.soft_cap;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
+    factors[half] = args.soft_cap * kLog2E;
 #pragma unroll
     for (auto& tile : products) {
 #pragma unroll
@@ -184,6 +189,10 @@ inline int32_t check_attention(const char* name, const LmiAttention& args) {
   if (args.kv_dtype == LMI_I8 && (args.key_scales == nullptr || args.value_scales == nullptr)) {
     return fail(std::string(name) + ": an int8 cache without scales");
   }
+  if (is_code && (args.slopes != nullptr || args.sinks != nullptr)) {
+    // Prefilling has no registers left for them.
+    return fail(std::string(name) + ": slopes or sinks over a cache of 8 bits");
+  }
   if (!(args.scale > 0.0f)) {
     return fail(std::string(name) + ": scores scaled by " + std::to_string(args.scale) +
                 "; numbers above 0 can be had");
@@ -201,6 +210,17 @@ int32_t with_head_dim(const LmiAttention& args, const Action& action) {
   if (args.head_dim <= 64) return action(std::integral_constant<int, 64>{});
   if (args.head_dim <= 128) return action(std::integral_constant<int, 128>{});
   return action(std::integral_constant<int, 256>{});
+}
+
+// Calls action(std::bool_constant) with whether heads have slopes or sinks: kernels without them,
+// and all of 8-bit caches, stay as they are.
+template <typename T, typename Store, typename Action>
+int32_t with_bias(const LmiAttention& args, const Action& action) {
+  if constexpr (std::is_same_v<T, Store>) {
+    return with_bool(args.slopes != nullptr || args.sinks != nullptr, action);
+  } else {
+    return action(std::false_type{});
+  }
 }
 
 // Calls action(Store{}) with what the cache holds, checked before: T or a code.

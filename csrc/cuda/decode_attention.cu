@@ -48,7 +48,7 @@ __device__ inline BlockHeads heads_of_block(const LmiAttention& args) {
   return {kv_head, kv_head * group + first_in_group, lower_of(group - first_in_group, kRows)};
 }
 
-template <typename T, typename Store, int kDim>
+template <typename T, typename Store, int kDim, bool kHasBias>
 class DecodeWarp {
   using Layout = Memory<T, Store, kDim>;
   using Tile = typename Layout::Tile;
@@ -140,7 +140,9 @@ class DecodeWarp {
     Tile::multiply_keys(queries_, stage, scores);
     if constexpr (Layout::kNumScales > 0) multiply_by_scales(scales_of(stage), 1.0f, scores);
     cap_scores(args_, units_, scores, factors_);
-    if (args_.slopes != nullptr) lower_scores(num_keys, scores);
+    if constexpr (kHasBias) {
+      if (args_.slopes != nullptr) lower_scores(num_keys, scores);
+    }
     if (num_keys < kWarpKeys) {
 #pragma unroll
       for (int part = 0; part < 2; ++part) {
@@ -257,7 +259,7 @@ __device__ void merge_partials(const LmiAttention& args, const LmiAttentionWork&
   }
 }
 
-template <typename T, typename Store, int kDim>
+template <typename T, typename Store, int kDim, bool kHasBias>
 __global__ void __launch_bounds__(kWarps* kWarpSize)
     decode_attention_kernel(const LmiAttention args) {
   wait_for_earlier_kernels();
@@ -270,7 +272,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize)
   float* maxima = results + kWarps * kRows * kStride;
   float* masses = maxima + kWarps * kRows;
   {
-    DecodeWarp<T, Store, kDim> warp(args, work, kv_head, first_head, num_heads);
+    DecodeWarp<T, Store, kDim, kHasBias> warp(args, work, kv_head, first_head, num_heads);
     warp.attend();
     block_barrier();  // every warp is done with its keys
     warp.store(num_heads, results + warp_id() * kRows * kStride, maxima + warp_id() * kRows,
@@ -284,10 +286,12 @@ __global__ void __launch_bounds__(kWarps* kWarpSize)
     float maximum = maxima[row];
     for (int w = 1; w < kWarps; ++w) maximum = max_of(maximum, maxima[w * kRows + row]);
     float mass = 0.0f;
-    if (args.sinks != nullptr && work.partial == work.first_partial) {  // once of a sequence
-      const float sink = args.sinks[first_head + row] * kLog2E;
-      maximum = max_of(maximum, sink);
-      mass = exp2_of(sink - maximum);
+    if constexpr (kHasBias) {
+      if (args.sinks != nullptr && work.partial == work.first_partial) {  // once of a sequence
+        const float sink = args.sinks[first_head + row] * kLog2E;
+        maximum = max_of(maximum, sink);
+        mass = exp2_of(sink - maximum);
+      }
     }
     float result = 0.0f;
     for (int w = 0; w < kWarps; ++w) {
@@ -329,8 +333,11 @@ int32_t lmi_cuda_decode_attention(const LmiAttention* args, void* stream) {
     constexpr int kDim = decltype(dim)::value;
     return with_store<T>(args->kv_dtype, [&](auto store) {
       using Store = decltype(store);
-      return launch("decode_attention", decode_attention_kernel<T, Store, kDim>, grid,
-                    kWarps * kWarpSize, Memory<T, Store, kDim>::kSharedBytes, stream, *args);
+      return with_bias<T, Store>(*args, [&](auto has_bias) {
+        const auto kernel = decode_attention_kernel<T, Store, kDim, decltype(has_bias)::value>;
+        return launch("decode_attention", kernel, grid, kWarps * kWarpSize,
+                      Memory<T, Store, kDim>::kSharedBytes, stream, *args);
+      });
     });
   });
 }

@@ -263,7 +263,7 @@ typedef struct {
   float value_scale;
   const float* key_scales;
   const float* value_scales;
-  const float* slopes; /* [num_q_heads]; NULL: none */
+  const float* slopes; /* [num_q_heads]; NULL: none; of 16-bit caches alone */
   const float* sinks;  /* the same */
 } LmiAttention;
 LMI_CUDA_API int32_t lmi_cuda_decode_attention(const LmiAttention* args, void* stream);

@@ -34,7 +34,8 @@ struct Tile {
   static_assert(kSharedBytes <= (kDim <= kNarrowHeadDim ? kNarrowHeadBytes : kWideHeadBytes));
 };
 
-template <typename T, typename Store, int kDim>
+// kHasBias: some heads have slopes or sinks, which only 16-bit caches have registers for.
+template <typename T, typename Store, int kDim, bool kHasBias>
 class PrefillBlock {
   using Shape = Tile<Store, kDim>;
   using Key = WideKey<T, Store>;
@@ -89,7 +90,9 @@ class PrefillBlock {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         float mass = group_sum(masses_[m][half]);
-        if (args_.sinks != nullptr) mass += sink_mass(m, half);
+        if constexpr (kHasBias) {
+          if (args_.sinks != nullptr) mass += sink_mass(m, half);
+        }
         const float scale = args_.value_scale / mass;
         uint8_t* target = shared_memory() + row_of(m, half) * Shape::kRowBytes;
 #pragma unroll
@@ -150,7 +153,9 @@ class PrefillBlock {
   }
 
   __device__ int64_t q_offset(int row) const {
-    return ((first_token_ + row / group_) * args_.num_q_heads + head_of(row)) * args_.head_dim;
+    const int64_t head =
+        (first_token_ + row / group_) * args_.num_q_heads + kv_head_ * group_ + row % group_;
+    return head * args_.head_dim;
   }
 
   __device__ uint8_t* stage(int tile) const {
@@ -273,7 +278,9 @@ class PrefillBlock {
       float factors[2];
       find_units(m, units);
       cap_scores(args_, units, scores[m], factors);
-      if (args_.slopes != nullptr) lower_scores(first_key, m, factors, scores[m]);
+      if constexpr (kHasBias) {
+        if (args_.slopes != nullptr) lower_scores(first_key, m, factors, scores[m]);
+      }
       if (!sees_all) mask(first_key, m, scores[m]);
       update_softmax(factors, scores[m], maxima_[m], masses_[m], results_[m]);
       if constexpr (Shape::kHasScales) {
@@ -330,10 +337,11 @@ class PrefillBlock {
   float masses_[Shape::kRowTiles][2] = {};
 };
 
-template <typename T, typename Store, int kDim>
+template <typename T, typename Store, int kDim, bool kHasBias>
 __global__ void __launch_bounds__(kThreads) prefill_attention_kernel(const LmiAttention args) {
   wait_for_earlier_kernels();
-  PrefillBlock<T, Store, kDim> block(args, args.work[blockIdx.y], static_cast<int>(blockIdx.x));
+  PrefillBlock<T, Store, kDim, kHasBias> block(args, args.work[blockIdx.y],
+                                               static_cast<int>(blockIdx.x));
   block.attend();
   block.store();
 }
@@ -352,9 +360,12 @@ int32_t lmi_cuda_prefill_attention(const LmiAttention* args, void* stream) {
     constexpr int kDim = decltype(dim)::value;
     return with_store<T>(args->kv_dtype, [&](auto store) {
       using Store = decltype(store);
-      return launch("prefill_attention", prefill_attention_kernel<T, Store, kDim>,
-                    {args->num_kv_heads, args->num_work}, kThreads, Tile<Store, kDim>::kSharedBytes,
-                    stream, *args);
+      const Grid grid = {args->num_kv_heads, args->num_work};
+      return with_bias<T, Store>(*args, [&](auto has_bias) {
+        const auto kernel = prefill_attention_kernel<T, Store, kDim, decltype(has_bias)::value>;
+        return launch("prefill_attention", kernel, grid, kThreads, Tile<Store, kDim>::kSharedBytes,
+                      stream, *args);
+      });
     });
   });
 }

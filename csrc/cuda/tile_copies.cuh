@@ -18,10 +18,9 @@ class TileCopies {
   static constexpr int kRowsAtOnce = kWarpSize / kChunks;
   static constexpr int kTurns = kKeys / kRowsAtOnce;
   static_assert(kTurns <= kChunks && kRowsAtOnce * kChunks == kWarpSize);
-  // Whether a lane keeps where its part of a head begins. Of 16 bits, and of codes that prefilling
-  // heads of 128 copies, whose rows aren't padded, it is found for every tile anew: two registers
-  // more are too many there.
-  static constexpr bool kKeepsLane = kIsCode<Store> && !(kDim == 128 && kRowBytes == kDim);
+  // Whether a lane keeps where its part of a head begins. Of 16 bits it is found for every tile
+  // anew: two registers more are too many for prefilling heads of 128.
+  static constexpr bool kKeepsLane = kIsCode<Store>;
 
  public:
   // Keys first_key .. first_key + kKeys - 1 of those before `end`, then the same `stride` on.

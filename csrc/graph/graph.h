@@ -56,7 +56,8 @@ struct GraphConfig {
 // What a node took, summed over steps.
 struct NodeTime {
   int64_t num_steps = 0;
-  int64_t wall_ns = 0;             // until the next node began
+  int64_t wall_ns = 0;  // until the next node began
+  int64_t num_chunks = 0;
   std::atomic<int64_t> cpu_ns{0};  // of all threads in its chunks
 };
 
@@ -117,6 +118,11 @@ class Graph {
   // The same of experts' outputs, weighted by routes; slices have their own biases.
   ValueId summed_experts(ValueId x, ValueId routes, const std::vector<cpu::LinearArgs>& slices,
                          ValueId residual);
+  // In place, of the columns of qkv that are q's and then k's: all heads of the model's queries
+  // normed together, of which this rank has some, and those of its keys, of which num_alike ranks
+  // have the same. The caller keeps the weights. Bits don't depend on the number of ranks.
+  ValueId norm_all_heads(ValueId qkv, const float* q_weight, const float* k_weight, float eps,
+                         int64_t head_dim, int64_t num_q, int64_t num_k, int32_t num_alike);
   // Some columns of the logits, of which other ranks have the others; rank 0 has all of them when
   // it comes back from meet().
   ValueId gathered_linear(ValueId x, const std::vector<cpu::LinearArgs>& parts,
@@ -140,8 +146,9 @@ class Graph {
   std::vector<std::string> describe() const;
 
   // Measures each node of the following steps of num_tokens tokens; 0: of none. A clock is read
-  // around every chunk, so a measured step is a little slower. Not while a step runs.
-  void measure_nodes(int32_t num_tokens);
+  // around every chunk, so a measured step is a little slower. as_threads: their nodes are cut into
+  // chunks as for so many threads; 0: as for the pool's. Not while a step runs.
+  void measure_nodes(int32_t num_tokens, int32_t as_threads = 0);
   const std::vector<NodeTime>& node_times() const { return node_times_; }
 
   // Replays every node on all threads of the pool; called by one thread at a time.
@@ -262,6 +269,22 @@ class Graph {
     ValueId y;
     int32_t turn;
   };
+  struct HeadSquaresNode {
+    static constexpr const char* kName = "head_squares";
+    static constexpr auto kKernel = &cpu::Kernels::head_squares;
+    cpu::HeadSquaresArgs args;
+    ValueId x, y;
+  };
+  // By the squares of these ranks, or of this graph alone.
+  struct NormBySquaresNode {
+    static constexpr const char* kName = "norm_by_squares";
+    static constexpr auto kKernel = &cpu::Kernels::norm_by_squares;
+    cpu::NormBySquaresArgs args;
+    ValueId squares, y;
+    int64_t first_square = 0;  // of each rank's
+    std::vector<int32_t> ranks;
+    bool meets = false;
+  };
   struct MeetNode {
     static constexpr const char* kName = "meet";
     static constexpr auto kKernel = &cpu::Kernels::sum;
@@ -283,7 +306,7 @@ class Graph {
       std::variant<EmbedNode, NormNode, QuantizeNode, LinearNode, RopeCacheNode, AttentionNode,
                    GatherNode, SampleNode, BlockCopyNode, ActivationNode, LoraAddNode, RouteNode,
                    GroupRowsNode, GroupedLinearNode, HeadLinearNode, SumNode, AllReduceNode,
-                   MeetNode, KeepRowsNode, SpreadColumnsNode>;
+                   MeetNode, KeepRowsNode, SpreadColumnsNode, HeadSquaresNode, NormBySquaresNode>;
 
   ValueId add_rows(ValueId x, cpu::EmbedArgs args, int32_t* StepView::* ids);
   void bind_kept(KeepRowsNode& node, const StepView& step) const;
@@ -294,6 +317,7 @@ class Graph {
   ValueId linear_input(ValueId x, const cpu::PackedLinear& weight);
   ValueId slice_input(ValueId x, int64_t first_input, const cpu::PackedLinear& weight);
   ValueId partial_value(RowSymbol rows, int64_t columns, bool is_first);
+  void add_norm_by_squares(NormBySquaresNode node, int32_t num_alike);
   ValueId add_sum(const std::vector<ValueId>& parts, const float* bias, ValueId residual);
   ValueId expert_input(ValueId x, ValueId routes, const cpu::PackedLinear& weight);
   void check_adapters(const StepView& step) const;
@@ -344,6 +368,7 @@ class Graph {
   int64_t attention_workspace_bytes_ = 0;
   std::vector<NodeTime> node_times_;
   int32_t measured_tokens_ = 0;
+  int32_t measured_as_threads_ = 0;
   bool finished_ = false;
 };
 

@@ -35,7 +35,8 @@ ValueId Graph::slice_input(ValueId x, int64_t first_input, const cpu::PackedLine
                                    .x_stride = value(x).columns,
                                    .num_columns = weight.num_inputs,
                                    .group_size = weight.group_size,
-                                   .rounding = weight.rounding};
+                                   .rounding = weight.rounding,
+                                   .input_order = weight.input_order};
   add_node(QuantizeNode{args, x, y, first_input}, {x, y});
   return y;
 }
@@ -139,6 +140,48 @@ ValueId Graph::summed_experts(ValueId x, ValueId routes, const std::vector<cpu::
   return add_sum(sums, nullptr, residual);
 }
 
+ValueId Graph::norm_all_heads(ValueId qkv, const float* q_weight, const float* k_weight, float eps,
+                              int64_t head_dim, int64_t num_q, int64_t num_k, int32_t num_alike) {
+  check_recording();
+  LMI_CHECK(head_dim > 0 && (num_q + num_k) * head_dim <= value(qkv).columns, num_q, " and ", num_k,
+            " heads of ", head_dim, " in ", value(qkv).columns, " columns");
+  check_operand(qkv, DType::kF32, value(qkv).columns, "norm_all_heads");
+  LMI_CHECK(value(qkv).rows == RowSymbol::kTokens, "norm_all_heads takes token rows");
+  const ValueId squares = add_value("squares", DType::kF32, num_q + num_k, RowSymbol::kTokens);
+  if (group_ != nullptr) {
+    LMI_CHECK(num_q + num_k <= group_->sizes().num_columns, num_q + num_k, " heads of a rank");
+    values_[squares].memory = ValueMemory::kPartial;
+    values_[squares].turn = num_turns_++;
+  }
+  const cpu::HeadSquaresArgs heads{.num_columns = head_dim, .num_groups = num_q + num_k};
+  add_node(HeadSquaresNode{heads, qkv, squares}, {qkv, squares});
+  cpu::NormBySquaresArgs args;
+  args.part_stride = num_q + num_k;
+  args.eps = eps;
+  args.num_squares = num_q;
+  args.weight = q_weight;
+  args.num_columns = num_q * head_dim;
+  NormBySquaresNode q{args, squares, qkv, 0, {}, group_ != nullptr};
+  add_norm_by_squares(q, 1);
+  args.num_squares = num_k;
+  args.weight = k_weight;
+  args.first_column = num_q * head_dim;
+  args.num_columns = num_k * head_dim;
+  NormBySquaresNode k{args, squares, qkv, num_q, {}};
+  add_norm_by_squares(k, num_alike);
+  return qkv;
+}
+
+// Of neighbours that have the same heads the first one's count.
+void Graph::add_norm_by_squares(NormBySquaresNode node, int32_t num_alike) {
+  const int32_t num_ranks = group_ == nullptr ? 1 : group_->sizes().num_ranks;
+  LMI_CHECK(num_alike > 0 && num_ranks % num_alike == 0, num_alike, " of ", num_ranks,
+            " ranks with the same heads");
+  for (int32_t rank = 0; rank < num_ranks; rank += num_alike) node.ranks.push_back(rank);
+  node.args.num_parts = static_cast<int32_t>(node.ranks.size());
+  add_node(node, {node.squares, node.y});
+}
+
 ValueId Graph::gathered_linear(ValueId x, const std::vector<cpu::LinearArgs>& parts,
                                int64_t first_column) {
   check_recording();
@@ -181,6 +224,9 @@ void Graph::wait_for_ranks(const Node& node) {
     group_->meet(true);
   } else if (std::holds_alternative<MeetNode>(node)) {
     group_->meet(group_->rank() == 0);
+  } else if (const auto* norm = std::get_if<NormBySquaresNode>(&node);
+             norm != nullptr && norm->meets) {
+    group_->meet(true);
   }
 }
 
@@ -199,6 +245,13 @@ void Graph::link_sum(Node& node) const {
   } else if (auto* reduce = std::get_if<AllReduceNode>(&node)) {
     for (int32_t rank = 0; rank < reduce->args.num_parts; ++rank) {
       reduce->args.parts[rank] = group_->partial(reduce->turn, rank);
+    }
+  } else if (auto* norm = std::get_if<NormBySquaresNode>(&node)) {
+    const auto* own = reinterpret_cast<const float*>(pointer(norm->squares));
+    for (size_t i = 0; i < norm->ranks.size(); ++i) {
+      const int32_t turn = values_[norm->squares].turn;
+      const float* of_rank = group_ == nullptr ? own : group_->partial(turn, norm->ranks[i]);
+      norm->args.parts[i] = of_rank + norm->first_square;
     }
   }
 }

@@ -191,6 +191,8 @@ class Speculation:
             drafting = self._waiting_for_model(self._model, sequences)
             sequences = [sequence for sequence in sequences if sequence not in drafting]
         chances = [self._source.next_chances(s, self._max_draft_tokens) for s in sequences]
+        if not any(chances):
+            return sequences
         count, most = len(sequences), self._info.max_logit_rows - len(sequences)
         depths = self.costs.depths(count, count, chances, most, ahead=True)
         if all(depths):

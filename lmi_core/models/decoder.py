@@ -269,6 +269,8 @@ class Decoder:
 
     def _norm_heads(self, qkv: Handle, layer: LayerWeights) -> Handle:
         spec = self.spec.attention
+        if spec.qk_norm == "row" and not self.slicing.is_whole:
+            return self._norm_all_heads(qkv, layer)
         first = 0
         for norm, num_heads in (
             (layer.q_norm, spec.num_q_heads),
@@ -287,6 +289,21 @@ class Decoder:
             )
             first += norm.weight.size
         return qkv
+
+    def _norm_all_heads(self, qkv: Handle, layer: LayerWeights) -> Handle:
+        """As far as this rank has them, by the squares of all ranks."""
+        assert layer.q_norm is not None
+        assert layer.q_norm.weight is not None
+        assert layer.k_norm is not None
+        assert layer.k_norm.weight is not None
+        return ops.norm_all_heads(
+            qkv,
+            layer.q_norm.weight,
+            layer.k_norm.weight,
+            self.spec.norm.eps,
+            head_dim=self.spec.attention.head_dim,
+            num_alike=self.slicing.ranks_per_kv_head,
+        )
 
     def _mlp(self, x: Handle, h: Handle, layer: LayerWeights, layer_id: int) -> Handle:
         if layer.experts is not None:

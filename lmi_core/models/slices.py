@@ -38,6 +38,8 @@ class Slicing:
     num_ranks: int = 1
     rank: int = 0
     num_slices: int = 1
+    ranks_per_kv_head: int = 1
+    """Neighbours that have the same head of keys and values."""
 
     @property
     def is_whole(self) -> bool:
@@ -141,15 +143,12 @@ def _unit(size: int, num_slices: int) -> int:
 
 def slicing_of(asked: EngineConfig, spec: DecoderSpec) -> Slicing:
     """The slices of a model, of which rank 0 has the first. Raises UserError for a degree that it
-    can't be cut for, and for what ranks don't have."""
+    can't be cut for."""
     degree = asked.tensor_parallel_degree
     is_invariant = asked.tp_invariant and asked.device == "cpu"
     num_slices = _invariant_slices(spec) if is_invariant else degree
     if num_slices == 1:
         return WHOLE
-    field = _DEGREE if degree > 1 else "tp_invariant"
-    for objection in _objections(asked, spec):
-        raise UserError(f"{_said(asked)}: {objection}", field=field)
     allowed = [n for n in range(1, 65) if _divides(n, spec)]
     if is_invariant:
         allowed = [n for n in allowed if num_slices % n == 0]
@@ -163,12 +162,11 @@ def slicing_of(asked: EngineConfig, spec: DecoderSpec) -> Slicing:
             f"{', '.join(map(str, allowed))}",
             field=_DEGREE,
         )
-    return Slicing(num_ranks=degree, num_slices=num_slices)
-
-
-def _said(asked: EngineConfig) -> str:
-    degree = asked.tensor_parallel_degree
-    return f"{_DEGREE}={degree}" if degree > 1 else "tp_invariant=true"
+    return Slicing(
+        num_ranks=degree,
+        num_slices=num_slices,
+        ranks_per_kv_head=max(1, degree // spec.attention.num_kv_heads),
+    )
 
 
 def _invariant_slices(spec: DecoderSpec) -> int:
@@ -189,15 +187,3 @@ def _least_inner(spec: DecoderSpec) -> int:
         sizes = [spec.experts.intermediate_size, spec.experts.shared_size or spec.hidden_size]
         sizes += [spec.intermediate_size] * (False in spec.experts.sparse)
     return min(sizes)
-
-
-def _objections(asked: EngineConfig, spec: DecoderSpec) -> list[str]:
-    """Why this model can't be cut, or what goes without."""
-    attention, degree = spec.attention, asked.tensor_parallel_degree
-    wrong = {
-        "the model norms all heads of queries and keys together, which ranks can't do in this "
-        "version: write 1, or num_copies for more processes": (
-            attention.qk_norm == "row" and degree > 1
-        ),
-    }
-    return [objection for objection, is_so in wrong.items() if is_so]

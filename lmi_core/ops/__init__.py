@@ -19,7 +19,7 @@ from lmi_core.ops.linear import (
     meet,
     soft_cap,
 )
-from lmi_core.ops.norm import norm, norm_heads, rms_norm
+from lmi_core.ops.norm import norm, norm_all_heads, norm_heads, rms_norm
 from lmi_core.ops.sampling import output, sample
 
 __all__ = [
@@ -43,6 +43,7 @@ __all__ = [
     "lora_add",
     "meet",
     "norm",
+    "norm_all_heads",
     "norm_heads",
     "output",
     "rms_norm",

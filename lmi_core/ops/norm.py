@@ -69,3 +69,29 @@ def norm_heads(
         num_groups=num_groups,
     )
     return x
+
+
+def norm_all_heads(
+    qkv: Handle,
+    q_weight: FloatArray,
+    k_weight: FloatArray,
+    eps: float,
+    *,
+    head_dim: int,
+    num_alike: int,
+) -> Handle:
+    """Heads of queries, fp32 [T, n] from the first column on, normed all together by their root
+    mean square, and then those of keys, in place; qkv is returned. A rank has some of the model's
+    heads; of keys ``num_alike`` neighbouring ranks have the same. Squares are added up by head, so
+    that bits don't depend on how many ranks there are."""
+    qkv.graph.add(
+        "norm_all_heads",
+        qkv,
+        {"qkv": qkv},
+        q_weight=q_weight,
+        k_weight=k_weight,
+        eps=eps,
+        head_dim=head_dim,
+        num_alike=num_alike,
+    )
+    return qkv

@@ -8,6 +8,7 @@ import shutil
 
 import pytest
 
+from lmi_core import _native
 from lmi_core.config.explain import main
 from lmi_core.config.judge import Verdict
 from lmi_core.config.resolve import examine, resolve
@@ -193,6 +194,15 @@ def test_what_explain_lets_pass_is_served(model, argv):
     code, text = explain(str(model), *argv)
     assert code == 0, text
     serve(str(model), *argv)
+
+
+def test_copies_need_the_memory_of_all_of_them(model):
+    half = _native.cpu_info()["memory_limit_bytes"] // 2
+    argv = [str(model), "-o", f"kv_cache_bytes={half}", "-o"]
+    assert explain(*argv, "num_copies=1")[0] == 0
+    code, text = explain(*argv, "num_copies=3")
+    assert code == 2, text
+    assert f"3 copies of the model in {model} need" in text
 
 
 LONGROPE = {

@@ -254,3 +254,16 @@ def test_a_waiting_request_too_big_for_now_holds_later_ones_back() -> None:
     assert big.sequences[0].state is SequenceState.WAITING
     assert small.sequences[0].state is SequenceState.WAITING
     history.drain()
+
+
+def test_who_waits_leaves_those_that_run_a_block_each_to_grow_into() -> None:
+    history = History(num_blocks=6, max_model_len=96)
+    params = SamplingParams(max_new_tokens=10)
+    for number in (1, 2):
+        history.arrive([number, *range(29)], params)
+    history.step()
+    late = history.arrive([3, *range(29)], params).sequences[0]
+    history.step()
+    assert late.state is SequenceState.WAITING
+    history.drain()
+    assert history.scheduler.num_preemptions == 0

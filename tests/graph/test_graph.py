@@ -172,7 +172,7 @@ def test_submit_signals_the_eventfd_once_per_step(worker):
 
 def test_thread_count_does_not_change_a_bit():
     results = []
-    for num_threads in (1, 2, 3):
+    for num_threads in (1, 2, 3, 11):
         worker = _native.Worker(num_threads)
         tiny = Tiny("bf16")
         tiny.tables.set(0, [0, 1, 2, 3])
@@ -192,10 +192,27 @@ def test_only_steps_of_the_wanted_size_are_measured(worker):
         worker.run(tiny.graph, tiny.step)
     times = tiny.graph.node_times()
     assert len(times) == len(tiny.graph.describe())
-    for num_steps, wall_ns, cpu_ns in times:
+    for num_steps, wall_ns, cpu_ns, num_chunks in times:
         assert num_steps == 2
         assert wall_ns > 0
         assert cpu_ns > 0
+        assert num_chunks >= 2
+
+
+def test_measured_steps_are_cut_as_for_so_many_threads():
+    worker = _native.Worker(1)
+    logits, chunks = set(), []
+    for as_threads in (0, 8):
+        tiny = Tiny("bf16")
+        tiny.tables.set(0, [0, 1, 2, 3])
+        tiny.graph.measure_nodes(50, as_threads)
+        tiny.step.add(list(range(50)), 0, 0, 0, "last")
+        worker.run(tiny.graph, tiny.step)
+        logits.add(tiny.graph.read(tiny.logits, 1).tobytes())
+        chunks.append(sum(node[3] for node in tiny.graph.node_times()))
+    worker.close()
+    assert len(logits) == 1
+    assert chunks[1] > chunks[0]
 
 
 def test_the_workers_threads_take_no_signals(worker):
@@ -343,3 +360,31 @@ def test_rows_are_kept_by_slot_and_copied_with_their_blocks(worker):
     np.testing.assert_allclose(logits[columns], tiny.table[8] @ tiny.head[:3].T, atol=1e-5)
     assert (np.delete(logits, columns) < -1e29).all()
     assert tiny.step.sampled() == [columns[(tiny.table[8] @ tiny.head[:3].T).argmax()]]
+
+
+@pytest.mark.parametrize("level", _native.instruction_sets())
+def test_all_heads_of_a_row_are_normed_together(worker, level):
+    tiny, rng, size = Tiny(), np.random.default_rng(2), 20
+    table = rng.normal(size=(VOCAB, 5 * size)).astype(np.float32)
+    weights = [(1 + 0.1 * rng.normal(size=n * size)).astype(np.float32) for n in (3, 1)]
+    graph = _native.Graph(
+        max_tokens=64,
+        max_seqs=4,
+        max_logit_rows=8,
+        max_blocks_per_seq=8,
+        block_size=BLOCK,
+        act_dtype="fp32",
+        instruction_set=level,
+    )
+    qkv = graph.norm_all_heads(graph.embed(table), *weights, 1e-5, head_dim=size)
+    graph.output(qkv)
+    graph.finish()
+    token_ids = [3, 1, 4, 1, 5]
+    tiny.step.add(token_ids, 0, 0, 0, "none")
+    worker.run(graph, tiny.step)
+    expected = table[token_ids]
+    for first, weight in zip((0, 3 * size), weights, strict=True):
+        columns = slice(first, first + len(weight))
+        x = expected[:, columns].astype(np.float64)
+        expected[:, columns] = x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-5) * weight
+    np.testing.assert_allclose(graph.read(qkv, 5), expected, rtol=1e-5)

@@ -76,7 +76,7 @@ LAUNCHES = {
     "linear_quantized_kernel<*,1>": Launch(128, 98304, 16, 8, 8),
     "linear_quantized_kernel<*,2>": Launch(128, 98304, 32, 8, 8),
     "linear_quantized_kernel<*,4>": Launch(128, 98304, 64, 8, 8),
-    "decode_attention_kernel<*,128>": Launch(2048, 104448),
+    "decode_attention_kernel<*,128,false>": Launch(2048, 104448),
 }
 
 

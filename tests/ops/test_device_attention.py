@@ -192,5 +192,7 @@ def test_wide_heads_want_a_gpu_with_much_shared_memory(monkeypatch: pytest.Monke
         return str(module.not_covered(bf16, bf16, 4, head_dim, torch.device(device)))
 
     assert reason(128, "cuda:0") == "heads of 128 in this GPU's shared memory"
+    given = (torch.bfloat16, torch.int8, 4, 64, torch.device("cpu"))
+    assert module.not_covered(*given, is_plain=False) == "ALiBi or sinks over a cache of int8"
     assert reason(64, "cuda:0") == reason(256, "cuda:1") == reason(256, "cpu") == ""
     module._has_much_shared_memory.cache_clear()

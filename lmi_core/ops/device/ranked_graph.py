@@ -118,3 +118,31 @@ class RankedGraph(EagerGraph):
             return logits
 
         return compute
+
+    def _norm_all_heads(
+        self,
+        y: Handle,
+        qkv: Handle,
+        *,
+        q_weight: Tensor,
+        k_weight: Tensor,
+        eps: float,
+        head_dim: int,
+        num_alike: int,
+    ) -> Compute:
+        num_q = q_weight.numel()
+        parts = ((0, q_weight, 1), (num_q, k_weight, num_alike))
+        num_normed = num_q + k_weight.numel()
+
+        def compute(replay: Replay) -> Tensor:
+            value = replay[qkv]
+            heads = value[:, :num_normed].reshape(len(value), -1, head_dim)
+            squares = self._ranks.gather(heads.square().mean(2))
+            for first, weight, step in parts:
+                own = slice(first // head_dim, (first + weight.numel()) // head_dim)
+                mean = torch.cat([of_rank[:, own] for of_rank in squares[::step]], 1).mean(1)
+                columns = slice(first, first + weight.numel())
+                value[:, columns] *= torch.rsqrt(mean + eps).unsqueeze(1) * weight
+            return value
+
+        return compute

@@ -219,7 +219,9 @@ class StepLowering(ProductLowering):
             raise NotNativeError("attention", "the CUDA kernel shows no token later ones")
         keys, _, scales = cache.layers[layer]
         group = num_q_heads // keys.shape[1]
-        reason = not_covered(self._act, keys.dtype, group, cache.head_dim, self.device)
+        shape = (self._act, keys.dtype, group, cache.head_dim, self.device)
+        is_plain = settings.get("slopes") is None and settings.get("sinks") is None
+        reason = not_covered(*shape, is_plain=is_plain)
         if reason:
             raise NotNativeError("attention", f"the CUDA kernel has no {reason}")
         self._node(

@@ -24,7 +24,7 @@ def config(family: str, degree: int, **changes: object) -> EngineConfig:
     return config_of(model, degree, device="torch-cpu", dtype="fp32", **changes)
 
 
-@pytest.mark.parametrize(("family", "degrees"), [("llama3", (4,)), ("qwen2_moe", (2,))])
+@pytest.mark.parametrize(("family", "degrees"), [("llama3", (4,)), ("olmoe", (2,))])
 def test_every_degree_gives_the_same_tokens(family: str, degrees: tuple[int, ...]) -> None:
     requests = REQUESTS[:2]
     whole = answers(config(family, 1), requests)

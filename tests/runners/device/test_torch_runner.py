@@ -160,7 +160,7 @@ def test_unknown_kernels_are_found_before_loading(
         ("qwen3_window", {"quantize": "int8"}),
         ("gpt_oss", {}),
         ("deepseek_v3", {}),
-        ("phimoe", {"quantize": "int4"}),
+        ("phimoe", {}),
         ("bloom", {}),
         ("phi_norms", {}),
     ],

@@ -45,7 +45,9 @@ def attention(
     """
     num_kv_heads, head_dim = keys.shape[1:]
     group = num_q_heads // num_kv_heads
-    reason = not_covered(q.dtype, keys.dtype, group, head_dim, q.device)
+    reason = not_covered(
+        q.dtype, keys.dtype, group, head_dim, q.device, is_plain=slopes is None and sinks is None
+    )
     if reason:
         other = fallback("attention", q.device, reason)
         result: Tensor = other(
@@ -128,10 +130,14 @@ def not_covered(
     group: int,
     head_dim: int,
     device: torch.device,
+    *,
+    is_plain: bool = True,
 ) -> str:
     """What of these the kernels have not; "": they have it all."""
     if q_dtype not in DTYPES or kv_dtype not in (q_dtype, *CODE_DTYPES):
         return f"{str(q_dtype)[6:]} queries over a cache of {str(kv_dtype)[6:]}"
+    if not is_plain and kv_dtype != q_dtype:
+        return f"ALiBi or sinks over a cache of {str(kv_dtype)[6:]}"
     if head_dim > MAX_HEAD_DIM or head_dim % 8 != 0:
         return f"heads of {head_dim}"
     if head_dim > NARROW_HEAD_DIM and not _has_much_shared_memory(device):
