@@ -170,20 +170,19 @@ class Delivery:
                 sequence.stop_matcher,
                 is_end=token_id in sequence.end_ids,
             )
-        event = (
-            TokenEvent(  # by position, as there is one for every token: names take twice as long
-                request.request_id,
-                sequence.choice,
-                token_id,
-                text,
-                token_id in self._special_ids,
-                sequence.num_prompt,
-                request.num_cached_tokens or 0,
-                num_generated,
-                reason,
-                stop,
-                request.reported_seed,
-            )
+        # By position, as there is one for every token: names take twice as long.
+        event = TokenEvent(
+            request.request_id,
+            sequence.choice,
+            token_id,
+            text,
+            token_id in self._special_ids,
+            sequence.num_prompt,
+            request.num_cached_tokens or 0,
+            num_generated,
+            reason,
+            stop,
+            request.reported_seed,
         )
         if num_generated == 1:
             event.queue_seconds = request.queue_seconds

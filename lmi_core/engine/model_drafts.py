@@ -144,6 +144,9 @@ class ModelDrafts:
         """Of which of ``sequences`` how many drafts bring most tokens a second, in a step that has
         ``num_rows`` rows and brings ``num_tokens`` tokens without, with at most ``most`` drafts;
         ``ahead``: which would be submitted before the last one's tokens are known."""
+        self._trial = None
+        if most <= 0:
+            return []
         chosen = [s for s in sequences if self.chance(s) > _LEAST_CHANCE]
         if len(chosen) > most:
             chosen = sorted(chosen, key=self.chance, reverse=True)[:most]
@@ -194,7 +197,7 @@ class ModelDrafts:
 
     def _num_behind(self, sequence: Sequence) -> int:
         """Rows that a chain for the sequence begins with."""
-        return max(1, self._num_rows_of(sequence) - sequence.num_drafted)
+        return max(1, self._num_missing(sequence))
 
     def _catching_up_s(self, sequences: Items[Sequence]) -> float:
         """What it takes until the draft model has all of these texts, for each token to come."""
@@ -213,7 +216,8 @@ class ModelDrafts:
     def _end_trial(self, sequence: Sequence, likelihood: float, *, is_right: bool) -> None:
         """``likelihood``: that all of its drafts would be right."""
         self._tried = None
-        self._num_trials[sequence] = self._num_trials.get(sequence, 0) + 1
+        if sequence.state is not SequenceState.FINISHED:
+            self._num_trials[sequence] = self._num_trials.get(sequence, 0) + 1
         if not is_right:
             self._patience = min(_MOST_PATIENCE, 2 * self._patience)
         self._likelihood = self._likelihood * likelihood if is_right else 1.0

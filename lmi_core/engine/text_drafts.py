@@ -117,11 +117,11 @@ class TextDrafts:
         chances: list[float] = []
         source: DraftedBy = "text"
         forced, chance = self._forced.next(sequence), 1.0
-        while len(token_ids) < max_tokens and chance > _LEAST_CHANCE_TO_GO_ON:
+        while True:
             num_left, is_first = max_tokens - len(token_ids), not token_ids
             text, text_chances = drafter.draft(num_left, token_ids)
             del text[num_before_end(text, sequence.end_ids) :]
-            allowed = matcher.num_allowed(token_ids + text) - len(token_ids) if text else 0
+            allowed = max(0, matcher.num_allowed(token_ids + text) - len(token_ids)) if text else 0
             if forced and (not allowed or self._forced.chance >= text_chances[0]):
                 found = forced[:num_left]
                 found_chances = [self._forced.chance] * len(found)
@@ -133,7 +133,9 @@ class TextDrafts:
             token_ids += found
             chances += [chance * each for each in found_chances]
             chance = chances[-1]
-            forced = matcher.forced_tokens(token_ids) if chance > _LEAST_CHANCE_TO_GO_ON else []
+            if len(token_ids) == max_tokens or chance <= _LEAST_CHANCE_TO_GO_ON:
+                break
+            forced = matcher.forced_tokens(token_ids)
         return Draft(token_ids, chances, source) if token_ids else None
 
     def next_chances(self, sequence: Sequence, max_tokens: int) -> list[float]:

@@ -52,7 +52,8 @@ class AllowedTokensMatcher:
             self._inner.accept(token_id)
 
     def forced_tokens(self, behind: Sequence[int] = ()) -> list[int]:
-        return [] if self._inner is None else self._inner.forced_tokens(behind)
+        forced = [] if self._inner is None else self._inner.forced_tokens(behind)
+        return list(takewhile(self._allows, forced))
 
     def num_allowed(self, token_ids: list[int]) -> int:
         allowed = list(takewhile(self._allows, token_ids))

@@ -35,8 +35,9 @@ _MAX_FIRST_S = 1.0
 _MAX_DRAFTED_CHARS = 8192
 """Of a grammar whose forced tokens are looked for, in the loop: the library finds all of them at
 once, which takes 0.1 s for a constant of 30,000 characters."""
-_MAX_FORCED_S = 0.005
-"""Processor time of a look at forced tokens, after which none follows; most take 5 µs."""
+_MOST_LOOKS_S, _TOKEN_LOOKS_S = 0.002, 0.0002
+"""Processor time in the loop for looks at what may come: at once, and more with every token. Where
+it is spent nothing is drafted until there is some again; most looks take 5 µs."""
 _MAX_REASON_CHARS = 300
 
 
@@ -133,8 +134,9 @@ class GuidanceMatcher:
         self._forced_from = -1
         """Where the text was when they were found: what is forced is one list until it ends."""
         self._budget_s = _FIRST_BUDGET_S
+        self._looks_s = _MOST_LOOKS_S
         self.spent_s = 0.0
-        """Processor time so far."""
+        """Processor time of masks so far."""
         self._num_behind_end = 0
         """End ids accepted where the text was complete, which the library doesn't count."""
 
@@ -161,12 +163,13 @@ class GuidanceMatcher:
         if 0 <= place < len(self._forced) and self._forced[place] != token_id:
             del self._forced[place:]
         self._num_accepted += 1
+        self._looks_s = min(_MOST_LOOKS_S, self._looks_s + _TOKEN_LOOKS_S)
 
     def forced_tokens(self, behind: Sequence[int] = ()) -> list[int]:
         place = self._num_accepted - self._forced_from
         if not behind and 0 <= place < len(self._forced):
             return self._forced[place:]
-        if not self._may_draft or self._matcher.is_stopped():
+        if not self._may_draft or self._looks_s <= 0 or self._matcher.is_stopped():
             return []
         started_s = time.thread_time()
         num_behind = self._matcher.try_consume_tokens(list(behind)) if behind else 0
@@ -177,11 +180,16 @@ class GuidanceMatcher:
             self._matcher.rollback(num_behind)
         if not behind:
             self._forced, self._forced_from = forced, self._num_accepted
-        self._may_draft = time.thread_time() - started_s < _MAX_FORCED_S
+        self._looks_s -= time.thread_time() - started_s
         return list(forced)
 
     def num_allowed(self, token_ids: list[int]) -> int:
-        return int(self._matcher.validate_tokens(token_ids))
+        if self._looks_s <= 0:
+            return 0
+        started_s = time.thread_time()
+        num_allowed = int(self._matcher.validate_tokens(token_ids))
+        self._looks_s -= time.thread_time() - started_s
+        return num_allowed
 
     def rollback(self, num_tokens: int) -> None:
         self._num_accepted -= num_tokens

@@ -32,7 +32,8 @@ class Matcher(Protocol):
         ...
 
     def num_allowed(self, token_ids: list[int]) -> int:
-        """How many of these tokens, from the first one on, may come next."""
+        """How many of these tokens, from the first one on, may come next; fewer where finding out
+        has taken long."""
         ...
 
     def rollback(self, num_tokens: int) -> None:

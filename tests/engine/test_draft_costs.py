@@ -42,6 +42,8 @@ class Served:
                 token_ids=[1] * (NUM_PROMPT + 1),
                 max_len=NUM_PROMPT + NUM_NEW,
                 num_drafted=0,
+                num_published=0,
+                hashes=[],
                 state=SequenceState.RUNNING,
             )
             for _ in range(count)

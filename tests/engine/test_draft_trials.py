@@ -26,7 +26,14 @@ class Text(SimpleNamespace):
 
 def sequence() -> Any:
     tokens = [1] * 40
-    return Text(token_ids=tokens, max_len=100_000, num_drafted=0, state=SequenceState.RUNNING)
+    return Text(
+        token_ids=tokens,
+        max_len=100_000,
+        num_drafted=0,
+        num_published=0,
+        hashes=[],
+        state=SequenceState.RUNNING,
+    )
 
 
 class Steps:
@@ -68,6 +75,24 @@ def test_useless_drafts_are_tried_less_and_less(monkeypatch: pytest.MonkeyPatch)
     assert sum(seen[:20]) < 12
     assert 5 <= sum(seen[20:]) <= 14
     assert sum(seen[4000:]) >= 2
+
+
+def test_no_trial_is_due_where_there_is_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    drafts, texts = Steps(monkeypatch).drafts, [sequence(), sequence()]
+    for _ in range(200):
+        assert drafts.depths(texts, 2, 2, 0, ahead=True) == []
+    assert not drafts.is_trying
+
+
+def test_what_a_shared_prefix_has_is_not_lacking(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps, only = Steps(monkeypatch, draft_s=0.05), sequence()
+    only.token_ids, only.max_len = [1] * 4100, 4110
+    lacking = steps.drafts.depths([only], 1, 1, 64, ahead=False)
+    only.hashes = [bytes([i]) for i in range(256)]
+    only.num_published, only.block_ids = 256, list(range(256))
+    steps.drafts._contents = dict(enumerate(only.hashes))
+    found = steps.drafts._num_behind(only)
+    assert (lacking, found) == ([], 4)
 
 
 def test_trials_are_no_deeper_than_drafts_may_be(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -295,16 +295,20 @@ def test_forced_tokens_are_those_that_must_come() -> None:
     assert matcher.forced_tokens() == run[1:]
 
 
-def test_a_look_that_takes_long_is_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_looks_have_cost_too_much_waits_for_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     matcher = LIBRARY.compile(Grammar.regex("one two three [ab] four five")).matcher()
-    monkeypatch.setattr(guidance, "_MAX_FORCED_S", 0.0)
+    monkeypatch.setattr(guidance, "_MOST_LOOKS_S", 0.0)
     run = matcher.forced_tokens()
+    matcher._looks_s = -1.5 * guidance._TOKEN_LOOKS_S
     assert run
     for i, token_id in enumerate(run):
-        assert matcher.forced_tokens() == run[i:]
+        assert matcher.forced_tokens() == run[i:]  # known
+        assert matcher.num_allowed(run[i:]) == 0
         matcher.accept(token_id)
-    matcher.accept(min(allowed(matcher)))
     assert matcher.forced_tokens() == []
+    monkeypatch.undo()
+    matcher.accept(min(allowed(matcher)))
+    assert matcher.forced_tokens() != []
 
 
 def test_a_long_constant_is_not_looked_through() -> None:
