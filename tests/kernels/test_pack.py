@@ -93,3 +93,14 @@ def test_gate_and_up_must_match():
     with pytest.raises(_native.NativeError, match="two parts of one size"):
         LinearWeight.pack([np.zeros((4, 2), np.float32), np.zeros((5, 2), np.float32)],
                      format="fp32", gated=True)  # fmt: skip
+
+
+def test_int4_codes_are_the_nearest_by_the_scale_that_is_kept() -> None:
+    """In fp16, not by what it was rounded from."""
+    w = np.random.default_rng(2).standard_normal((64, 4096), np.float32)
+    values = LinearWeight.pack([w], format="int4", group_size=128).unpack()
+    groups, kept = w.reshape(64, -1, 128), values.reshape(64, -1, 128)
+    step = np.where(kept == 0, np.inf, abs(kept)).min(-1, keepdims=True)
+    codes = np.rint(kept / step)
+    inner = (codes > codes.min(-1, keepdims=True)) & (codes < codes.max(-1, keepdims=True))
+    assert (abs(groups - kept) <= 0.5001 * step)[inner].all()
