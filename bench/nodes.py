@@ -61,7 +61,7 @@ def linear_roof_us(weight: re.Match[str], num_rows: int, roofs: Roofs) -> float:
 def sum_by_op(runner: CpuRunner, num_rows: int, roofs: Roofs) -> Iterator[OpTime]:
     """In the order of their first nodes."""
     ops: dict[str, OpTime] = {}
-    for text, (num_steps, wall_ns, cpu_ns) in zip(
+    for text, (num_steps, wall_ns, cpu_ns, _) in zip(
         runner.graph.describe(), runner.graph.node_times(), strict=True
     ):
         name, weight = text.split()[0], WEIGHT.search(text)
@@ -88,17 +88,22 @@ def show(runner: CpuRunner, num_tokens: int, what: str) -> None:
         print(op.line(total_us, num_threads), flush=True)
 
 
-async def run(arguments: argparse.Namespace) -> None:
-    is_quantized = arguments.dtype in ("int8", "int4")
-    config = EngineConfig(
-        model=checkpoint(arguments.shape),
-        dtype="bf16" if is_quantized else arguments.dtype,
-        quantize=arguments.dtype if is_quantized else None,
-        max_num_seqs=max(arguments.batches, default=1),
-        num_threads=arguments.threads,
+def config_of(shape: str, dtype: str, max_num_seqs: int, num_threads: int | None) -> EngineConfig:
+    is_quantized = dtype in ("int8", "int4")
+    return EngineConfig(
+        model=checkpoint(shape),
+        dtype="bf16" if is_quantized else dtype,  # type: ignore[arg-type]
+        quantize=dtype if is_quantized else None,  # type: ignore[arg-type]
+        max_num_seqs=max_num_seqs,
+        num_threads=num_threads,
         enable_prefix_caching=False,
         repack_cache_dir="none",
     )
+
+
+async def run(arguments: argparse.Namespace) -> None:
+    num_seqs = max(arguments.batches, default=1)
+    config = config_of(arguments.shape, arguments.dtype, num_seqs, arguments.threads)
     runner, model = load_cpu_runner(config)
     tokenizer = Tokenizer.load(config.model, vocab_size=runner.info.vocab_size)
     async with Engine(config, runner=runner, tokenizer=tokenizer) as engine:

@@ -663,13 +663,15 @@ class Graph:
     def arena_bytes(self) -> int: ...
     def describe(self) -> list[str]:
         """One line per node: op, operands, shapes, dtypes, offsets."""
-    def measure_nodes(self, num_tokens: int) -> None:
+    def measure_nodes(self, num_tokens: int, as_threads: int = 0) -> None:
         """Start anew to measure the nodes of steps of ``num_tokens`` tokens; 0 stops.
 
-        Not while a step runs.
+        ``as_threads``: cut into chunks as for so many threads; 0: as for the worker's. Not while a
+        step runs.
         """
-    def node_times(self) -> list[tuple[int, int, int]]:
-        """Of each node: steps measured, their wall time and their CPU time of all threads, ns."""
+    def node_times(self) -> list[tuple[int, int, int, int]]:
+        """Of each node: steps measured, their wall time, their CPU time of all threads (ns) and
+        their chunks."""
 
 @final
 class RankGroup:

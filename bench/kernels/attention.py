@@ -1,18 +1,19 @@
 """Attention alone: bytes of K and V per second when decoding, operations per second in prefill.
 
     python -m bench.kernels.attention --threads 1 --dtype bf16
+    python -m bench.kernels.attention --heads 32/4x64 --contexts 16384 32768 --dtype int8
 
 Times are medians; with one thread they are CPU time, so that kernels can be compared on a machine
-that isn't quiet. Decoding goes through copies of the cache that exceed the CPU's caches. A causal
-prefill counts the products that it needs, half of the square, so the share lost on the diagonal
-shows.
+that isn't quiet. Decoding goes through copies of the cache that exceed the CPU's caches; ``read``
+is its share of the rate at which the same threads read memory in the same seconds. A causal prefill
+counts the products that it needs, half of the square, so the share lost on the diagonal shows.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -21,12 +22,22 @@ from lmi_core import _native
 
 BLOCK_SIZE = 32
 STREAM_BYTES = 160 << 20
+READ_BYTES = 128 << 20
+_ELEMENT_BYTES = {"bf16": 2, "fp32": 4, "int8": 1}
 
 
 class Shape(NamedTuple):
     num_q_heads: int
     num_kv_heads: int
     head_dim: int
+
+    def __str__(self) -> str:
+        return f"{self.num_q_heads}/{self.num_kv_heads}x{self.head_dim}"
+
+    def token_bytes(self, dtype: str) -> int:
+        """Of a token's K and V; of int8 with their scales."""
+        head_bytes = self.head_dim * _ELEMENT_BYTES[dtype] + (4 if dtype == "int8" else 0)
+        return 2 * self.num_kv_heads * head_bytes
 
 
 class Case(NamedTuple):
@@ -36,11 +47,15 @@ class Case(NamedTuple):
     count: int
 
 
-SHAPES = [Shape(14, 2, 64), Shape(32, 8, 128), Shape(12, 12, 64)]
+SHAPES = [Shape(14, 2, 64), Shape(32, 4, 64), Shape(32, 8, 128), Shape(12, 12, 64)]
 
 
-def cases() -> Iterator[Case]:
-    for shape in SHAPES:
+def cases(shapes: Sequence[Shape], contexts: Sequence[int]) -> Iterator[Case]:
+    """One sequence that decodes at each of the contexts, or what there is of any kind."""
+    for shape in shapes:
+        yield from (Case(shape, 1, context - 1, 1) for context in contexts)
+        if contexts:
+            continue
         for num_seqs, length in [(1, 512), (1, 8192), (32, 192), (16, 1024)]:
             yield Case(shape, num_seqs, length - 1, 1)
         for start, count in [(0, 512), (0, 2048), (3584, 512)]:
@@ -80,7 +95,8 @@ def measure(case: Case, level: str, dtype: str, num_threads: int, num_repeats: i
         step.add(table_row=seq, start=case.start, count=case.count)
     width = shape.num_q_heads * shape.head_dim
     q = rng.standard_normal((case.num_seqs * case.count, width), np.float32)
-    if dtype == "bf16":
+    y_dtype = "fp32" if dtype == "fp32" else "bf16"
+    if y_dtype == "bf16":
         q = (q.view(np.uint32) >> 16).astype(np.uint16)
     runner = _native.paged_kernels.Runner(level, num_threads=num_threads, stride=0)
 
@@ -92,7 +108,7 @@ def measure(case: Case, level: str, dtype: str, num_threads: int, num_repeats: i
             layer=layer,
             num_q_heads=shape.num_q_heads,
             scale=shape.head_dim**-0.5,
-            y_dtype=dtype,
+            y_dtype=y_dtype,
         )
         return float(runner.seconds)
 
@@ -101,33 +117,37 @@ def measure(case: Case, level: str, dtype: str, num_threads: int, num_repeats: i
     )
 
 
-def describe(case: Case, dtype: str, seconds: float) -> str:
+def describe(case: Case, dtype: str, seconds: float, read_s: float) -> str:
     shape = case.shape
     length = case.start + case.count
-    element_bytes = 2 if dtype == "bf16" else 4
-    kv_bytes = 2 * case.num_seqs * length * shape.num_kv_heads * shape.head_dim * element_bytes
+    kv_bytes = case.num_seqs * length * shape.token_bytes(dtype)
     keys_seen = case.count * (case.start + (case.count + 1) / 2)
     operations = 4 * case.num_seqs * keys_seen * shape.num_q_heads * shape.head_dim
     kind = "decode" if case.count == 1 else "prefill"
-    heads = f"{shape.num_q_heads}/{shape.num_kv_heads}x{shape.head_dim}"
+    share = kv_bytes / seconds / (READ_BYTES / read_s)
     return (
-        f"{kind:8} {heads:>10} {case.num_seqs:5} {length:7} {case.count:6} "
+        f"{kind:8} {shape!s:>10} {case.num_seqs:5} {length:7} {case.count:6} "
         f"{seconds * 1e6:10.1f} {kv_bytes / seconds / 1e9:8.1f} {operations / seconds / 1e9:8.1f}"
+        f" {share:5.0%}"
     )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--instruction-set", default=_native.instruction_sets()[-1])
-    parser.add_argument("--dtype", choices=["bf16", "fp32"], default="bf16")
+    parser.add_argument("--dtype", choices=list(_ELEMENT_BYTES), default="bf16")
     parser.add_argument("--threads", type=int, default=_native.num_physical_cores())
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--heads", choices=[str(shape) for shape in SHAPES], nargs="+")
+    parser.add_argument("--contexts", type=int, nargs="*", default=[])
     args = parser.parse_args()
     print(f"attention, {args.instruction_set}, {args.dtype}, {args.threads} threads")
-    print("kind          heads  seqs  tokens   rows         us     GB/s  GFLOP/s")
-    for case in cases():
+    print("kind          heads  seqs  tokens   rows         us     GB/s  GFLOP/s  read")
+    shapes = [shape for shape in SHAPES if not args.heads or str(shape) in args.heads]
+    for case in cases(shapes, args.contexts):
         seconds = measure(case, args.instruction_set, args.dtype, args.threads, args.repeats)
-        print(describe(case, args.dtype, seconds), flush=True)
+        read = _native.kernels.time_read(args.instruction_set, READ_BYTES, args.threads, 5)
+        print(describe(case, args.dtype, seconds, min(read)), flush=True)
 
 
 if __name__ == "__main__":

@@ -357,12 +357,15 @@ void bind_graph_class(py::module_& m) {
       .def("describe", [](const PyGraph& self) { return self.graph.describe(); })
       .def(
           "measure_nodes",
-          [](PyGraph& self, int32_t num_tokens) { self.graph.measure_nodes(num_tokens); },
-          py::arg("num_tokens"))
+          [](PyGraph& self, int32_t num_tokens, int32_t as_threads) {
+            self.graph.measure_nodes(num_tokens, as_threads);
+          },
+          py::arg("num_tokens"), py::arg("as_threads") = 0)
       .def("node_times", [](const PyGraph& self) {
         py::list rows;
         for (const NodeTime& time : self.graph.node_times()) {
-          rows.append(py::make_tuple(time.num_steps, time.wall_ns, time.cpu_ns.load()));
+          rows.append(
+              py::make_tuple(time.num_steps, time.wall_ns, time.cpu_ns.load(), time.num_chunks));
         }
         return rows;
       });

@@ -3,7 +3,12 @@
 // A region is a list of phases; a phase is a number of independent chunks. Phases run one after the
 // other, chunks of a phase in any order on any thread. A phase ends when its chunks are done, not
 // when every thread has arrived: a thread that wakes late, or whose core is taken by somebody else,
-// joins at the phase the others have reached and delays nobody unless it holds a chunk.
+// joins at the phase the others have reached and delays nobody unless it holds a chunk. A phase of
+// one chunk is run by the thread that found the phase before ended, and nobody else hears of it.
+//
+// Up to 8 threads draw chunks from one counter. Of more, every 8 have a counter of their own, since
+// a cache line that dozens of cores take from each other costs each of them a turn; who finds the
+// own one empty takes what is left of the others.
 //
 // Threads that find no work spin for about 20 us and then sleep on a futex, so an idle pool uses no
 // CPU. The caller of run() is thread 0.
@@ -63,27 +68,44 @@ class ThreadPool {
     void (*run_chunk)(void* context, int32_t phase, int64_t chunk, int32_t thread_id) = nullptr;
   };
 
+  // What some threads share of the present phase: of every num_threads_ chunks in a row, as many as
+  // the threads are.
+  struct Counter {
+    // Number of chunks in the upper half, the next one to hand out in the lower. In one word, so
+    // that a ticket always belongs to the phase it was drawn from.
+    alignas(64) std::atomic<uint64_t> tickets{0};
+    int32_t first_thread = 0;
+    int32_t num_threads = 0;
+    alignas(64) std::atomic<int64_t> num_done{0};
+  };
+
   void run_region(const Region& region);
   void run_serially(const Region& region);
   void help(int32_t thread_id);
   void take_chunks(int32_t thread_id);
-  void publish_phase(int32_t phase);
-  template <typename Condition>
-  void wait_until(Condition&& condition, bool is_caller);
+  bool take_from(Counter& counter, int32_t thread_id);
+  int64_t chunks_of(const Counter& counter, int64_t num_chunks) const;
+  int64_t chunk_at(const Counter& counter, int64_t index) const;
+  Counter& own_counter(int32_t thread_id);
+  bool has_chunks() const;
+  void publish_phase(int32_t phase, int32_t thread_id);
+  void publish_chunks(int64_t num_chunks);
+  template <typename IsOver>
+  void wait_for_chunks(int32_t thread_id, IsOver&& is_over);
   void wake(int32_t num_sleepers);
 
   const int32_t num_threads_;
   std::vector<std::thread> helpers_;
+  std::vector<Counter> counters_;
 
   // Written by the thread that publishes a phase, while no chunk is out; read by holders of one.
   Region region_;
   int32_t phase_ = 0;
+  int32_t num_open_ = 0;  // the first counters, which have chunks
 
-  // The present phase: number of chunks in the upper half (0: no region runs), the next one to hand
-  // out in the lower. In one word, so that a ticket always belongs to the phase it was drawn from.
-  alignas(64) std::atomic<uint64_t> tickets_{0};
-  alignas(64) std::atomic<int64_t> num_done_{0};
+  alignas(64) std::atomic<int32_t> num_ended_{0};    // of those
   alignas(64) std::atomic<uint32_t> wake_epoch_{0};  // futex word
+  std::atomic<bool> has_ended_{true};                // the region
   std::atomic<int32_t> num_sleeping_{0};
   std::atomic<bool> is_caller_sleeping_{false};
   std::atomic<bool> stop_{false};

@@ -56,7 +56,8 @@ struct GraphConfig {
 // What a node took, summed over steps.
 struct NodeTime {
   int64_t num_steps = 0;
-  int64_t wall_ns = 0;             // until the next node began
+  int64_t wall_ns = 0;  // until the next node began
+  int64_t num_chunks = 0;
   std::atomic<int64_t> cpu_ns{0};  // of all threads in its chunks
 };
 
@@ -145,8 +146,9 @@ class Graph {
   std::vector<std::string> describe() const;
 
   // Measures each node of the following steps of num_tokens tokens; 0: of none. A clock is read
-  // around every chunk, so a measured step is a little slower. Not while a step runs.
-  void measure_nodes(int32_t num_tokens);
+  // around every chunk, so a measured step is a little slower. as_threads: their nodes are cut into
+  // chunks as for so many threads; 0: as for the pool's. Not while a step runs.
+  void measure_nodes(int32_t num_tokens, int32_t as_threads = 0);
   const std::vector<NodeTime>& node_times() const { return node_times_; }
 
   // Replays every node on all threads of the pool; called by one thread at a time.
@@ -366,6 +368,7 @@ class Graph {
   int64_t attention_workspace_bytes_ = 0;
   std::vector<NodeTime> node_times_;
   int32_t measured_tokens_ = 0;
+  int32_t measured_as_threads_ = 0;
   bool finished_ = false;
 };
 

@@ -1,6 +1,7 @@
 // Replaying with a clock around every chunk, to see which node takes how long.
 #include <ctime>
 
+#include "common/check.h"
 #include "graph/graph.h"
 
 namespace lmi {
@@ -15,14 +16,16 @@ int64_t read_clock_ns(clockid_t clock) {
 
 }  // namespace
 
-void Graph::measure_nodes(int32_t num_tokens) {
+void Graph::measure_nodes(int32_t num_tokens, int32_t as_threads) {
+  LMI_CHECK(as_threads >= 0, "as_threads is ", as_threads, ", not at least 0");
   node_times_ = std::vector<NodeTime>(nodes_.size());
   measured_tokens_ = num_tokens;
+  measured_as_threads_ = as_threads;
 }
 
 void Graph::run_measured(const StepView& step, ThreadPool& pool,
                          std::vector<cpu::Scratch>& scratch) {
-  const int32_t num_threads = pool.num_threads();
+  const int32_t num_threads = measured_as_threads_ > 0 ? measured_as_threads_ : pool.num_threads();
   NodeTime* running = nullptr;
   int64_t started_ns = 0;
   const auto finish_node = [&](NodeTime* next) {
@@ -38,7 +41,9 @@ void Graph::run_measured(const StepView& step, ThreadPool& pool,
       static_cast<int32_t>(nodes_.size()),
       [&](int32_t node_id) {
         finish_node(&node_times_[node_id]);
-        return start_node(node_id, step, num_threads);
+        const int64_t num_chunks = start_node(node_id, step, num_threads);
+        node_times_[node_id].num_chunks += num_chunks;
+        return num_chunks;
       },
       [&](int32_t node_id, int64_t chunk, int32_t thread_id) {
         const int64_t start_ns = read_clock_ns(CLOCK_THREAD_CPUTIME_ID);

@@ -22,9 +22,9 @@ double process_cpu_seconds() {
 }
 
 TEST(thread_pool_runs_every_chunk_once) {
-  for (const int32_t num_threads : {1, 2, 3, 8}) {
+  for (const int32_t num_threads : {1, 2, 3, 8, 9, 20}) {
     ThreadPool pool(num_threads);
-    for (const int64_t num_chunks : {0, 1, 2, 7, 1000}) {
+    for (const int64_t num_chunks : {0, 1, 2, 7, 8, 9, 16, 17, 1000}) {
       std::vector<std::atomic<int32_t>> counts(num_chunks);
       pool.parallel_for(num_chunks, [&](int64_t chunk, int32_t thread_id) {
         if (thread_id >= 0 && thread_id < num_threads) counts[chunk].fetch_add(1);
@@ -39,7 +39,7 @@ TEST(thread_pool_runs_every_chunk_once) {
 TEST(thread_pool_phases_see_what_earlier_phases_wrote) {
   constexpr int32_t kNumPhases = 50;
   constexpr int64_t kNumChunks = 17;
-  for (const int32_t num_threads : {1, 2, 4}) {
+  for (const int32_t num_threads : {1, 2, 4, 12}) {
     ThreadPool pool(num_threads);
     for (int repeat = 0; repeat < 20; ++repeat) {
       std::vector<int64_t> values(kNumChunks, 1);
@@ -61,6 +61,21 @@ TEST(thread_pool_phases_see_what_earlier_phases_wrote) {
           });
       EXPECT_EQ(total, kNumChunks + kNumPhases * kNumChunks * (kNumChunks - 1) / 2);
     }
+  }
+}
+
+// One of the threads that ran the phase of many chunks, which is then the last to have done so.
+TEST(thread_pool_runs_neighbouring_phases_of_one_chunk_on_one_thread) {
+  ThreadPool pool(4);
+  std::vector<int32_t> threads(300, -1);
+  pool.run(
+      300, [](int32_t phase) -> int64_t { return phase % 3 == 0 ? 8 : 1; },
+      [&](int32_t phase, int64_t, int32_t thread_id) {
+        if (phase % 3 != 0) threads[phase] = thread_id;
+      });
+  for (size_t phase = 1; phase < 300; phase += 3) {
+    EXPECT(threads[phase] >= 0);
+    EXPECT_EQ(threads[phase], threads[phase + 1]);
   }
 }
 

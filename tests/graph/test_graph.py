@@ -172,7 +172,7 @@ def test_submit_signals_the_eventfd_once_per_step(worker):
 
 def test_thread_count_does_not_change_a_bit():
     results = []
-    for num_threads in (1, 2, 3):
+    for num_threads in (1, 2, 3, 11):
         worker = _native.Worker(num_threads)
         tiny = Tiny("bf16")
         tiny.tables.set(0, [0, 1, 2, 3])
@@ -192,10 +192,27 @@ def test_only_steps_of_the_wanted_size_are_measured(worker):
         worker.run(tiny.graph, tiny.step)
     times = tiny.graph.node_times()
     assert len(times) == len(tiny.graph.describe())
-    for num_steps, wall_ns, cpu_ns in times:
+    for num_steps, wall_ns, cpu_ns, num_chunks in times:
         assert num_steps == 2
         assert wall_ns > 0
         assert cpu_ns > 0
+        assert num_chunks >= 2
+
+
+def test_measured_steps_are_cut_as_for_so_many_threads():
+    worker = _native.Worker(1)
+    logits, chunks = set(), []
+    for as_threads in (0, 8):
+        tiny = Tiny("bf16")
+        tiny.tables.set(0, [0, 1, 2, 3])
+        tiny.graph.measure_nodes(50, as_threads)
+        tiny.step.add(list(range(50)), 0, 0, 0, "last")
+        worker.run(tiny.graph, tiny.step)
+        logits.add(tiny.graph.read(tiny.logits, 1).tobytes())
+        chunks.append(sum(node[3] for node in tiny.graph.node_times()))
+    worker.close()
+    assert len(logits) == 1
+    assert chunks[1] > chunks[0]
 
 
 def test_the_workers_threads_take_no_signals(worker):
