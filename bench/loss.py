@@ -10,8 +10,7 @@ these and of what is quantised at load, the reference is what the same weights g
 nothing that they are multiplied with is rounded. ``--outliers``: of the model of
 ``bench.outliers``, whose channels are so many times larger, down too.
 The windows are those of ``bench.demo.evaluate``. An error is the standard error, over the
-windows, of the difference to fp32. Needs torch: for the windows, and for fp8 caches, which the CPU
-engine doesn't have.
+windows, of the difference to fp32. Needs torch, for the windows.
 """
 
 from __future__ import annotations
@@ -60,7 +59,6 @@ def config_of(dtype: str, model: Path = MODEL_DIR) -> EngineConfig:
         dtype="bf16" if is_quantized else weights,
         quantize=cast(Quantization, weights) if is_quantized else None,
         kv_dtype=cast(KvDType, cache.removesuffix(" KV") or "auto"),
-        device="torch-cpu" if cache.startswith("fp8") else "cpu",
         max_num_seqs=1,
     )
 

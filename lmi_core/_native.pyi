@@ -333,6 +333,9 @@ class LinearWeight:
     @property
     def is_finite(self) -> bool:
         """Whether no part held a NaN or an infinity; always of what was read."""
+    def order_inputs(self, order: Sequence[int] | npt.NDArray[np.int32]) -> None:
+        """Say that the packed matrix's inputs are these of a row's. NativeError for what isn't an order, where rows
+        aren't quantised, and of experts."""
     layout_version: int
     """Counted up when packing gives other bytes."""
     @staticmethod
@@ -374,10 +377,12 @@ class KvCache:
         block_size: int,
         num_kv_heads: int,
         head_dim: int,
-        dtype: Literal["fp32", "bf16", "int8"],
+        dtype: Literal["fp32", "bf16", "int8", "e4m3", "e5m2"],
         is_latent: bool = False,
+        fixed_scales: Sequence[float] = (),
     ) -> None:
-        """``is_latent``: of keys alone, which are the values, too."""
+        """``is_latent``: of keys alone, which are the values, too. ``fixed_scales``: of e4m3 and e5m2, each
+        layer's of keys and of values; (): 1."""
     @staticmethod
     def block_bytes(
         *,

@@ -247,7 +247,7 @@ def _shuffled(groups: Array) -> Array:
 
 
 OTHER_FORMS: dict[str, tuple[Form, str | None]] = {
-    "gptq-reordered": (Form({**GPTQ, "desc_act": True}, write_gptq, order=_shuffled), None),
+    "gptq-reordered": (Form({**GPTQ, "desc_act": True}, write_gptq, order=_shuffled), "int4"),
     "gptq-16": (Form({**GPTQ, "group_size": 16}, write_gptq, group_size=16), None),
     "gptq-8-groups": (
         Form(
@@ -281,7 +281,7 @@ OTHER_FORMS: dict[str, tuple[Form, str | None]] = {
             order=_shuffled,
             **_BF16,
         ),
-        None,
+        "int4",
     ),
     "packed-8-groups": (
         Form(
@@ -294,4 +294,4 @@ OTHER_FORMS: dict[str, tuple[Form, str | None]] = {
         "q8_0",
     ),
 }
-"""Those that no product has codes for, and the blocks that stand for the same; None: floats."""
+"""Those that no product has codes for as they are, and what stands for the same; None: floats."""

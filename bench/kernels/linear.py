@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -23,9 +23,15 @@ from bench.checkpoints import SHAPES, Shape
 from lmi_core import _native
 from lmi_core.ops.cpu import NativeWeights
 from lmi_core.ops.graph import LinearWeight
+from lmi_core.quantize.gguf.encode import ENCODERS, encode
+from lmi_core.weights.block_matrix import BlockMatrix
+from lmi_core.weights.formats import BLOCK_FORMATS
+from lmi_core.weights.matrix import Matrix
 
 STREAM_BYTES = 160 << 20  # weights of one timed pass, well beyond any cache
 READ_BYTES = 256 << 20
+ROWS_AS_THEY_ARE = {"nf4": "fp32", "fp4": "fp32"}
+DTYPES = ["bf16", "fp32", "int8", "int4", *ROWS_AS_THEY_ARE, *(kind.lower() for kind in ENCODERS)]
 kernels = _native.kernels
 
 
@@ -69,16 +75,24 @@ def linears(shape: Shape) -> Iterator[Linear]:
     yield Linear("lm_head", shape.vocab_size, hidden)
 
 
-def random_parts(linear: Linear, dtype: str) -> list[np.ndarray]:
+def random_parts(linear: Linear, dtype: str) -> Sequence[Matrix]:
     rng = np.random.default_rng(0)
     num_parts = 2 if linear.gated else 1
     shape = (linear.num_outputs // num_parts, linear.num_inputs)
+    for kind in BLOCK_FORMATS:
+        if kind != dtype:
+            continue
+        # A few rows again and again: making blocks takes long.
+        blocks = encode(rng.standard_normal((64, linear.num_inputs), np.float32), kind.upper())
+        rows = np.resize(blocks, (shape[0], blocks.shape[1]))
+        return [BlockMatrix(kind, shape, rows)] * num_parts
     floats = rng.standard_normal((num_parts, *shape), np.float32) * np.float32(0.02)
     parts = floats if dtype == "fp32" else (floats.view(np.uint32) >> 16).astype(np.uint16)
     return list(parts)
 
 
 def measure_roofs(level: str, dtype: str, num_threads: int) -> Roofs:
+    dtype = "int8" if dtype in BLOCK_FORMATS else ROWS_AS_THEY_ARE.get(dtype, dtype)
     seconds = kernels.time_read(level, READ_BYTES, num_threads=num_threads, repeats=5)
     times, operations = kernels.time_multiply_add(
         level, dtype, num_steps=400_000 * num_threads, num_threads=num_threads, repeats=5
@@ -138,7 +152,7 @@ def describe(row: Row, roofs: Roofs) -> str:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--instruction-set", default=_native.default_instruction_set())
-    parser.add_argument("--dtype", choices=["bf16", "fp32", "int8", "int4"], default="bf16")
+    parser.add_argument("--dtype", choices=DTYPES, default="bf16")
     parser.add_argument("--threads", type=int, default=_native.num_physical_cores())
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 8, 16, 32, 512])
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=list(SHAPES))

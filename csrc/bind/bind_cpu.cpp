@@ -49,24 +49,34 @@ void run_chunks(const cpu::Kernel<Args>& kernel, const Args& args, int32_t num_t
   }
 }
 
-// Rows of x as quantized_row_bytes() lays them out.
-py::array_t<uint8_t> quantize_rows(const std::string& instruction_set, const py::array& x,
-                                   int32_t group_size, const std::string& rounding,
-                                   int32_t num_threads) {
+// Rows of x as quantized_row_bytes() lays them out, as the weight takes them.
+py::array_t<uint8_t> quantize_for(const cpu::PackedLinear& weight,
+                                  const std::string& instruction_set, const py::array& x,
+                                  int32_t num_threads) {
   LMI_CHECK(x.ndim() == 2 && x.strides(1) == x.itemsize(), "x is [rows, inputs]");
-  const cpu::RowRounding row_rounding = cpu::parse_row_rounding(rounding);
-  const int64_t row_bytes = cpu::quantized_row_bytes(x.shape(1), group_size, row_rounding);
+  const int64_t row_bytes =
+      cpu::quantized_row_bytes(x.shape(1), weight.group_size, weight.rounding);
   py::array_t<uint8_t> y({static_cast<int64_t>(x.shape(0)), row_bytes});
   const cpu::QuantizeRowsArgs args{.x = x.data(),
                                    .x_dtype = array_dtype(x),
                                    .x_stride = x.strides(0) / x.itemsize(),
                                    .num_columns = x.shape(1),
-                                   .group_size = group_size,
-                                   .rounding = row_rounding,
+                                   .group_size = weight.group_size,
+                                   .rounding = weight.rounding,
+                                   .input_order = weight.input_order,
                                    .y = y.mutable_data(),
                                    .num_rows = x.shape(0)};
   run_chunks(find_kernels(instruction_set).quantize_rows, args, num_threads, 1);
   return y;
+}
+
+py::array_t<uint8_t> quantize_rows(const std::string& instruction_set, const py::array& x,
+                                   int32_t group_size, const std::string& rounding,
+                                   int32_t num_threads) {
+  cpu::PackedLinear weight;
+  weight.group_size = group_size;
+  weight.rounding = cpu::parse_row_rounding(rounding);
+  return quantize_for(weight, instruction_set, x, num_threads);
 }
 
 py::array linear(const std::string& instruction_set, const py::array& x, const LinearWeight& owner,
@@ -78,8 +88,7 @@ py::array linear(const std::string& instruction_set, const py::array& x, const L
   LMI_CHECK(x.ndim() == 2 && x.shape(1) == weight.num_inputs, "x is [rows, inputs]");
   py::array_t<uint8_t> quantized;
   if (weight.takes_quantized_rows()) {
-    quantized = quantize_rows(instruction_set, x, weight.group_size,
-                              cpu::row_rounding_name(weight.rounding), num_threads);
+    quantized = quantize_for(weight, instruction_set, x, num_threads);
     args.x = quantized.data();
     args.x_stride = quantized.shape(1);
   } else {

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "bind/arrays.h"
 #include "bind/bench_clock.h"
 #include "bind/bind.h"
 #include "common/aligned_memory.h"
@@ -38,13 +39,16 @@ py::array empty_rows(DType dtype, int64_t num_rows, int64_t num_columns) {
 
 struct PagedCache {
   PagedCache(int32_t num_layers, int32_t num_blocks, int32_t block_size, int32_t num_kv_heads,
-             int32_t head_dim, const std::string& dtype, bool is_latent) {
-    const DType type = dtype == "int8" ? DType::kI8 : cache_dtype(dtype);
-    view = {nullptr, type, num_layers, num_blocks, block_size, num_kv_heads, head_dim, is_latent};
+             int32_t head_dim, const std::string& dtype, bool is_latent, std::vector<float> fixed)
+      : scales(std::move(fixed)) {
+    view = {nullptr,    parse_dtype(dtype), num_layers, num_blocks,
+            block_size, num_kv_heads,       head_dim,   is_latent};
+    view.fixed_scales = scales.empty() ? nullptr : scales.data();
     memory = AlignedMemory(view.total_bytes(), true);
     view.base = memory.data();
   }
 
+  std::vector<float> scales;
   KvCacheView view;
   AlignedMemory memory;
 };
@@ -286,10 +290,11 @@ struct TestSamplingTable {
 void bind_cpu_paged(py::module_& m) {
   py::module_ k = m.def_submodule("paged_kernels", "Paged-cache kernels, for tests and benches.");
   py::class_<PagedCache>(k, "Cache")
-      .def(py::init<int32_t, int32_t, int32_t, int32_t, int32_t, std::string, bool>(),
+      .def(py::init<int32_t, int32_t, int32_t, int32_t, int32_t, std::string, bool,
+                    std::vector<float>>(),
            py::kw_only(), py::arg("num_layers"), py::arg("num_blocks"), py::arg("block_size"),
            py::arg("num_kv_heads"), py::arg("head_dim"), py::arg("dtype"),
-           py::arg("is_latent") = false)
+           py::arg("is_latent") = false, py::arg("fixed_scales") = std::vector<float>())
       .def_property_readonly("memory", [](py::object self) {
         const PagedCache& cache = self.cast<const PagedCache&>();
         return py::array_t<uint8_t>({cache.memory.num_bytes()}, cache.memory.data(), self);

@@ -100,7 +100,14 @@ FloatArray unpack(const LinearWeight& weight) {
     expert.data = static_cast<const uint8_t*>(packed.data) + i * packed.expert_bytes;
     cpu::unpack_linear(expert, result.mutable_data() + i * packed.num_outputs * packed.num_inputs);
   }
-  return result;
+  if (packed.input_order == nullptr) return result;
+  FloatArray in_order({packed.num_outputs, packed.num_inputs});
+  for (int64_t row = 0; row < packed.num_outputs; ++row) {
+    for (int64_t i = 0; i < packed.num_inputs; ++i) {
+      in_order.mutable_at(row, packed.input_order[i]) = result.at(row, i);
+    }
+  }
+  return in_order;
 }
 
 std::unique_ptr<LinearWeight> read(std::shared_ptr<MappedFile> file, int64_t offset,
@@ -131,8 +138,15 @@ uint64_t packed_checksum(const LinearWeight& weight) {
 // Equal for weights that take the same quantised rows.
 std::optional<std::string> row_format(const LinearWeight& weight) {
   if (!weight.packed().takes_quantized_rows()) return std::nullopt;
-  return std::string(cpu::row_rounding_name(weight.packed().rounding)) + ", summed over " +
-         std::to_string(weight.packed().group_size);
+  const cpu::PackedLinear& packed = weight.packed();
+  std::string format = std::string(cpu::row_rounding_name(packed.rounding)) + ", summed over " +
+                       std::to_string(packed.group_size);
+  if (packed.input_order != nullptr) {
+    const auto num_bytes = static_cast<int64_t>(packed.num_inputs * sizeof(int32_t));
+    const auto* bytes = reinterpret_cast<const uint8_t*>(packed.input_order);
+    format += ", in the order " + std::to_string(checksum(bytes, num_bytes));
+  }
+  return format;
 }
 
 void bind_linear_weight(py::module_& m) {
@@ -146,6 +160,12 @@ void bind_linear_weight(py::module_& m) {
                   py::arg("num_inputs"), py::arg("format"), py::arg("gated") = false,
                   py::arg("group_size") = 0, py::arg("rounding") = "outliers",
                   py::arg("num_threads") = 0, py::arg("num_experts") = 1)
+      .def(
+          "order_inputs",
+          [](LinearWeight& w, const py::array_t<int32_t, py::array::c_style>& order) {
+            w.order_inputs({order.data(), order.data() + order.size()});
+          },
+          py::arg("order"))
       .def_readonly_static("layout_version", &cpu::kPackedLayoutVersion)
       .def_property_readonly("num_outputs",
                              [](const LinearWeight& w) { return w.packed().num_outputs; })
@@ -197,10 +217,16 @@ py::tuple read_block(const KvCache& cache, int32_t layer, int32_t block) {
   const std::vector<py::ssize_t> shape{view.block_size, view.num_kv_heads, view.head_dim};
   FloatArray keys(shape);
   FloatArray values(shape);
-  const auto element = [&](const uint8_t* base, int64_t index, int32_t token) {
+  const auto element = [&](const uint8_t* base, int64_t index, int32_t token, int part) {
     if (view.dtype == DType::kF32) return reinterpret_cast<const float*>(base)[index];
     if (view.dtype == DType::kBF16) {
       return bf16_to_float(reinterpret_cast<const bf16_t*>(base)[index]);
+    }
+    if (view.dtype == DType::kE4M3 || view.dtype == DType::kE5M2) {
+      const float scale = view.fixed_scales == nullptr ? 1.0f : view.fixed_scales[2 * layer + part];
+      return scale * (view.dtype == DType::kE4M3
+                          ? kE4M3Values.at[base[index]]
+                          : f16_to_float(static_cast<uint16_t>(base[index] << 8)));
     }
     const float* scales = reinterpret_cast<const float*>(base + view.scale_offset());
     return scales[token] * static_cast<float>(reinterpret_cast<const int8_t*>(base)[index]);
@@ -209,11 +235,11 @@ py::tuple read_block(const KvCache& cache, int32_t layer, int32_t block) {
     for (int32_t head = 0; head < view.num_kv_heads; ++head) {
       for (int32_t dim = 0; dim < view.head_dim; ++dim) {
         keys.mutable_at(token, head, dim) =
-            element(view.key(layer, block, head), view.key_element(token, dim), token);
+            element(view.key(layer, block, head), view.key_element(token, dim), token, 0);
         values.mutable_at(token, head, dim) =
             view.is_latent
                 ? keys.at(token, head, dim)
-                : element(view.value(layer, block, head), view.value_element(token, dim), token);
+                : element(view.value(layer, block, head), view.value_element(token, dim), token, 1);
       }
     }
   }
@@ -260,13 +286,14 @@ void bind_kv_cache(py::module_& m) {
   py::class_<KvCache>(m, "KvCache")
       .def(py::init([](int32_t num_layers, int32_t num_blocks, int32_t block_size,
                        int32_t num_kv_heads, int32_t head_dim, const std::string& dtype,
-                       bool is_latent) {
-             return std::make_unique<KvCache>(cache_shape(
-                 num_layers, num_blocks, block_size, num_kv_heads, head_dim, dtype, is_latent));
+                       bool is_latent, std::vector<float> fixed_scales) {
+             return std::make_unique<KvCache>(cache_shape(num_layers, num_blocks, block_size,
+                                                          num_kv_heads, head_dim, dtype, is_latent),
+                                              std::move(fixed_scales));
            }),
            py::kw_only(), py::arg("num_layers"), py::arg("num_blocks"), py::arg("block_size"),
            py::arg("num_kv_heads"), py::arg("head_dim"), py::arg("dtype"),
-           py::arg("is_latent") = false)
+           py::arg("is_latent") = false, py::arg("fixed_scales") = std::vector<float>())
       .def_static(
           "block_bytes",
           [](int32_t num_layers, int32_t block_size, int32_t num_kv_heads, int32_t head_dim,

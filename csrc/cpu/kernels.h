@@ -38,7 +38,8 @@ struct QuantizeRowsArgs {
   int64_t num_columns = 0;
   int32_t group_size = 0;
   RowRounding rounding = RowRounding::kOutliers;
-  uint8_t* y = nullptr;  // [rows] of quantized_row_bytes()
+  const int32_t* input_order = nullptr;  // [num_columns] of x, as PackedLinear's
+  uint8_t* y = nullptr;                  // [rows] of quantized_row_bytes()
   int64_t num_rows = 0;
 };
 
@@ -196,6 +197,7 @@ struct NormArgs {
   int64_t num_rows = 0;
   int32_t group_size = 0;  // of quantised rows
   RowRounding rounding = RowRounding::kOutliers;
+  const int32_t* input_order = nullptr;  // of quantised rows, as PackedLinear's
 };
 
 struct EmbedArgs {

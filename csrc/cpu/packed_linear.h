@@ -2,6 +2,7 @@
 // packing.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -59,7 +60,10 @@ struct PackedLinear {
   int32_t group_size = 0;
   RowRounding rounding = RowRounding::kOutliers;  // of what a quantised weight is multiplied with
   int64_t num_experts = 1;                        // matrices of this shape, one after the other
-  int64_t expert_bytes = 0;                       // of each of several
+  int64_t expert_bytes = 0;                       // of each, or of the only one
+  // [num_inputs] which of a row's inputs each of the matrix's is; null: the same one. Rows become
+  // quantised ones in this order.
+  const int32_t* input_order = nullptr;
 
   // Not of the activations' own type, which only fp32 and bf16 are.
   bool is_quantized() const { return dtype != DType::kF32 && dtype != DType::kBF16; }
@@ -70,7 +74,14 @@ struct PackedLinear {
   // Quantised rows for the other weight are right for this one.
   bool takes_rows_of(const PackedLinear& other) const {
     return takes_quantized_rows() && other.takes_quantized_rows() && rounding == other.rounding &&
-           group_size == other.group_size;
+           group_size == other.group_size && has_order_of(other);
+  }
+  bool has_order_of(const PackedLinear& other) const {
+    if (input_order == nullptr || other.input_order == nullptr) {
+      return input_order == other.input_order;
+    }
+    return num_inputs == other.num_inputs &&
+           std::equal(input_order, input_order + num_inputs, other.input_order);
   }
 };
 

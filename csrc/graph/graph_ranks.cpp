@@ -35,7 +35,8 @@ ValueId Graph::slice_input(ValueId x, int64_t first_input, const cpu::PackedLine
                                    .x_stride = value(x).columns,
                                    .num_columns = weight.num_inputs,
                                    .group_size = weight.group_size,
-                                   .rounding = weight.rounding};
+                                   .rounding = weight.rounding,
+                                   .input_order = weight.input_order};
   add_node(QuantizeNode{args, x, y, first_input}, {x, y});
   return y;
 }

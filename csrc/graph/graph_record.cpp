@@ -72,6 +72,7 @@ ValueId Graph::norm(ValueId x, cpu::NormArgs args, const cpu::PackedLinear* read
     args.y_dtype = DType::kI8;
     args.group_size = reader->group_size;
     args.rounding = reader->rounding;
+    args.input_order = reader->input_order;
     columns = cpu::quantized_row_bytes(columns, reader->group_size, reader->rounding);
   }
   const ValueId y = add_value("norm", args.y_dtype, columns, value(x).rows);

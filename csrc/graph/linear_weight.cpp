@@ -106,6 +106,20 @@ LinearWeight::LinearWeight(const LinearShape& shape, const PackedSlice& slice, i
             slice.offset);
 }
 
+void LinearWeight::order_inputs(std::vector<int32_t> order) {
+  LMI_CHECK(packed_.takes_quantized_rows() && packed_.num_experts == 1,
+            "only inputs of one matrix with quantised rows have another order");
+  std::vector<int32_t> sorted = order;
+  std::sort(sorted.begin(), sorted.end());
+  bool is_complete = static_cast<int64_t>(order.size()) == packed_.num_inputs;
+  for (size_t i = 0; i < sorted.size(); ++i) {
+    is_complete = is_complete && sorted[i] == static_cast<int32_t>(i);
+  }
+  LMI_CHECK(is_complete, "an order has each of ", packed_.num_inputs, " inputs once");
+  input_order_ = std::move(order);
+  packed_.input_order = input_order_.data();
+}
+
 void LinearWeight::set_shape(const LinearShape& shape) {
   LMI_CHECK(shape.num_inputs > 0 && shape.num_outputs > 0, "a weight needs outputs and inputs");
   cpu::check_linear_format(shape.format, shape.num_inputs);

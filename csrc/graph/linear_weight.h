@@ -37,6 +37,10 @@ class LinearWeight {
   // was written, which reading it all with num_threads threads tells.
   LinearWeight(const LinearShape& shape, const PackedSlice& slice, int32_t num_threads);
 
+  // Says that the packed matrix's inputs are these of a row's, each of which is one. Throws Error
+  // for others, and where rows aren't quantised or each expert has a matrix of its own.
+  void order_inputs(std::vector<int32_t> order);
+
   const cpu::PackedLinear& packed() const { return packed_; }
   const uint8_t* data() const { return static_cast<const uint8_t*>(packed_.data); }
   int64_t num_bytes() const { return num_bytes_; }
@@ -51,6 +55,7 @@ class LinearWeight {
                     int32_t num_threads);
 
   cpu::PackedLinear packed_;
+  std::vector<int32_t> input_order_;
   int64_t num_bytes_ = 0;
   bool is_finite_ = true;
   PackedMemory memory_;                     // of a weight that was packed here

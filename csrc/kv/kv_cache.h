@@ -1,6 +1,10 @@
 // Owner of the KV memory of all blocks and layers: reserved at once, touched shortly before use.
 #pragma once
 
+#include <iterator>
+#include <utility>
+#include <vector>
+
 #include "common/aligned_memory.h"
 #include "common/check.h"
 #include "kv/kv_layout.h"
@@ -10,9 +14,15 @@ namespace lmi {
 
 class KvCache {
  public:
-  // shape.base is ignored.
-  explicit KvCache(const KvCacheView& shape)
-      : memory_(checked(shape).total_bytes(), true), view_(at(memory_, shape)), pages_(view_) {}
+  // shape.base is ignored. scales: as KvCacheView::fixed_scales, or none.
+  explicit KvCache(const KvCacheView& shape, std::vector<float> scales = {})
+      : scales_(std::move(scales)),
+        memory_(checked(shape).total_bytes(), true),
+        view_(at(memory_, scales_, shape)),
+        pages_(view_) {
+    LMI_CHECK(scales_.empty() || std::ssize(scales_) == 2 * shape.num_layers, scales_.size(),
+              " scales of ", shape.num_layers, " layers");
+  }
 
   const KvCacheView& view() const { return view_; }
   int64_t num_bytes() const { return memory_.num_bytes(); }
@@ -20,9 +30,10 @@ class KvCache {
 
  private:
   static const KvCacheView& checked(const KvCacheView& shape) {
-    LMI_CHECK(
-        shape.dtype == DType::kF32 || shape.dtype == DType::kBF16 || shape.dtype == DType::kI8,
-        "the KV cache is fp32, bf16 or int8, not ", dtype_name(shape.dtype));
+    LMI_CHECK(shape.dtype == DType::kF32 || shape.dtype == DType::kBF16 ||
+                  shape.dtype == DType::kI8 || shape.dtype == DType::kE4M3 ||
+                  shape.dtype == DType::kE5M2,
+              "the KV cache is fp32, bf16, int8, e4m3 or e5m2, not ", dtype_name(shape.dtype));
     LMI_CHECK(shape.num_layers > 0 && shape.num_blocks > 0 && shape.num_kv_heads > 0,
               "layers, blocks and heads must be positive");
     LMI_CHECK(shape.block_size > 0 && shape.block_size % kKeyGroup == 0, "block size ",
@@ -31,11 +42,13 @@ class KvCache {
     return shape;
   }
 
-  static KvCacheView at(AlignedMemory& memory, KvCacheView view) {
+  static KvCacheView at(AlignedMemory& memory, const std::vector<float>& scales, KvCacheView view) {
     view.base = memory.data();
+    view.fixed_scales = scales.empty() ? nullptr : scales.data();
     return view;
   }
 
+  const std::vector<float> scales_;
   AlignedMemory memory_;
   const KvCacheView view_;
   PagesAhead pages_;

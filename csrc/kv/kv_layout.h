@@ -9,6 +9,7 @@
 //   V, fp32: [kv_heads][block][head_dim]
 //   K and V, int8: as bf16, with codes c of a byte, and behind each head's codes the scales
 //                  [block] in fp32: x = scale c, c in -127 .. 127, one scale per token and head
+//   K and V, e4m3 and e5m2: as bf16, with floats of a byte; one scale of K and one of V per layer
 //
 // so that both q.K and p.V stream as vdpbf16ps pairs.
 // The token that completes no pair has a zero partner in V: writing an even token clears its odd
@@ -25,13 +26,14 @@ constexpr int32_t kKeyGroup = 16;  // tokens per K group; block sizes are multip
 
 struct KvCacheView {
   uint8_t* base = nullptr;
-  DType dtype = DType::kBF16;  // kF32, kBF16 or kI8
+  DType dtype = DType::kBF16;  // kF32, kBF16, kI8, kE4M3 or kE5M2
   int32_t num_layers = 0;
   int32_t num_blocks = 0;
   int32_t block_size = 0;
   int32_t num_kv_heads = 0;
   int32_t head_dim = 0;  // even
   bool is_latent = false;
+  const float* fixed_scales = nullptr;  // [layers][2], of K and V; null: 1. e4m3 and e5m2
 
   // Bytes of K (or of V) of one head of one block, scales included.
   int64_t head_bytes() const {

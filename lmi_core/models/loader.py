@@ -100,6 +100,8 @@ class FoundModel:
     """The tensors that are scales of an fp8 KV cache."""
     slicing: Slicing
     """What rank 0 has of it; ``WHOLE``: it is computed by one process."""
+    keeps_orders: bool
+    """Whether int4 whose inputs are in another order stays so, and isn't widened."""
     notes: tuple[str, ...]
     """What is served otherwise than the files say, for explanations and the log."""
     tokenizer: Tokenizer | None = None
@@ -165,6 +167,8 @@ def find_model(asked: EngineConfig) -> FoundModel:
     if pooling is not None and pooling.answers is not None:
         shapes[answer_matrix(spec)] = (spec.vocab_size, spec.hidden_size)
     check_max_model_len(asked.max_model_len, spec.max_positions)
+    slicing = WHOLE if asked.device == "cuda" else slicing_of(asked, spec)
+    keeps_orders = made is None and _keeps_orders(asked, spec, slicing)
     found = FoundModel(
         asked=asked,
         checkpoint=checkpoint,
@@ -176,11 +180,12 @@ def find_model(asked: EngineConfig) -> FoundModel:
         quantize=made,
         pooling=pooling,
         kv_scales=kv_scales,
-        slicing=WHOLE if asked.device == "cuda" else slicing_of(asked, spec),
+        slicing=slicing,
+        keeps_orders=keeps_orders,
         notes=(
             *spec.notes,
             *checkpoint.gguf_notes,
-            *notes_on_rows(checkpoint, asked, made),
+            *notes_on_rows(checkpoint, asked, made, keeps_orders=keeps_orders),
             *_notes(spec, asked.max_model_len, checkpoint, tensors),
         ),
     )
@@ -278,7 +283,13 @@ def load_weights(
     keeps_halves = found.checkpoint.gguf_architecture is not None
     needed = needed_tensors([*found.shapes, *found.kv_scales], found.tensors, found.quantized)
     factors = _layer_factors(spec, smoothing, keeps_values=bool(found.kv_scales))
-    packing = WeightPacking(backend, weight_format, made, keeps_halves=keeps_halves)
+    packing = WeightPacking(
+        backend,
+        weight_format,
+        made,
+        keeps_halves=keeps_halves,
+        keeps_orders=found.keeps_orders,
+    )
     reader = TensorReader(needed, found.quantized, backend, packing, progress)
     head_format: PackFormat = weight_format if made is None else "int8"
     fuses_gate = asked.lora is None
@@ -313,6 +324,12 @@ def load_weights(
     )
     reader.check_files()
     return model
+
+
+def _keeps_orders(asked: EngineConfig, spec: DecoderSpec, slicing: Slicing) -> bool:
+    """Rows are put into a matrix's order as they are rounded, for one matrix as a whole."""
+    rounds_rows = asked.device == "cpu" and asked.activations != "bf16"
+    return rounds_rows and spec.experts is None and slicing.is_whole
 
 
 def _check_smoothquant(asked: EngineConfig) -> None:

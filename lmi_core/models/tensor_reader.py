@@ -39,7 +39,6 @@ from lmi_core.weights.matrix import (
     rows_of,
     unit_rows,
 )
-from lmi_core.weights.quantized.layout import WidenedMatrix
 from lmi_core.weights.quantized.stored_layers import StoredLayers
 from lmi_core.weights.safetensors_file import TensorInfo
 
@@ -247,10 +246,13 @@ class TensorReader:
             )
             if isinstance(matrix, IntegerMatrix):
                 return matrix
-            if isinstance(matrix, FloatCodeMatrix) and matrix.has_whole_blocks:
-                return matrix if self._backend.keeps_blocks else matrix.to_float32()
-            if isinstance(matrix, WidenedMatrix) and matrix.to_blocks is not None:
-                return matrix.to_blocks() if self.packing.keeps_blocks else matrix.to_float32()
+            if isinstance(matrix, FloatCodeMatrix):
+                is_kept = matrix.has_whole_blocks and self._backend.keeps_blocks
+                return matrix if is_kept else matrix.to_float32()
+            if self.packing.keeps_orders and matrix.ordered is not None:
+                return matrix.ordered
+            if self.packing.keeps_blocks and matrix.to_blocks is not None:
+                return matrix.to_blocks()
             return matrix.to_float32()
         tensor = self._tensors[name]
         if tensor.dtype in BLOCK_TYPES:

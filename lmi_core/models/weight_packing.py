@@ -19,7 +19,7 @@ from lmi_core.weights.formats import BlockFormat, PackFormat, Quantization, Weig
 from lmi_core.weights.fp8_matrix import Fp8Matrix
 from lmi_core.weights.integer_matrix import IntegerMatrix
 from lmi_core.weights.made_codes import through_codes, to_eetq, to_fp8, to_int8
-from lmi_core.weights.matrix import Matrix, as_floats, dense, inputs_of
+from lmi_core.weights.matrix import Matrix, as_floats, dense, input_order, inputs_of
 
 _log = logging.getLogger(__name__)
 
@@ -31,7 +31,8 @@ _OwnFormat = BlockFormat | Literal["fp16", "nf4", "fp4"]
 class WeightPacking:
     """Packs for ``backend``, and notes what became of the matrices. ``quantize``: what those of
     layers become; ``weight_format``: what others are. ``keeps_halves``: fp16 stays so where
-    ``backend`` has products with it. NotFiniteError for what is damaged."""
+    ``backend`` has products with it, ``keeps_orders``: int4 with inputs in another order.
+    NotFiniteError for what is damaged."""
 
     def __init__(
         self,
@@ -40,6 +41,7 @@ class WeightPacking:
         quantize: Quantization | None,
         *,
         keeps_halves: bool = False,
+        keeps_orders: bool = False,
     ) -> None:
         self.kept: set[Quantization] = set()
         """What matrices of layers were in the checkpoint, and still are."""
@@ -52,6 +54,7 @@ class WeightPacking:
         self.weight_format = weight_format
         self.quantize = quantize
         self.keeps_halves = keeps_halves and backend.keeps_blocks
+        self.keeps_orders = keeps_orders and backend.keeps_blocks
         self._backend = backend
 
     @property
@@ -202,7 +205,8 @@ class WeightPacking:
     def _kept_format(self, parts: Sequence[Matrix]) -> Quantization | None:
         """Of matrices in integers that can be packed as one as they are; None: others."""
         formats = {part.format if isinstance(part, IntegerMatrix) else None for part in parts}
-        kept = formats.pop() if len(formats) == 1 else None
+        orders = {None if (own := input_order([part])) is None else own.tobytes() for part in parts}
+        kept = formats.pop() if len(formats) == len(orders) == 1 else None
         if kept is not None:
             self.kept.add(kept)
         return kept

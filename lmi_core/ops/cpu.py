@@ -11,7 +11,14 @@ from lmi_core.ops.graph import Graph, Handle, JoinedWeight, LinearWeight, Sliced
 from lmi_core.weights.float_tensors import NotFiniteError
 from lmi_core.weights.formats import PackFormat
 from lmi_core.weights.fp8_matrix import FP8_BLOCK, Fp8Matrix
-from lmi_core.weights.matrix import Activations, Matrix, packable, packed_group_size, row_rounding
+from lmi_core.weights.matrix import (
+    Activations,
+    Matrix,
+    input_order,
+    packable,
+    packed_group_size,
+    row_rounding,
+)
 
 if TYPE_CHECKING:
     from lmi_core.weights.packed_model import PackedModel
@@ -65,6 +72,7 @@ class NativeWeights:
         group_size = packed_group_size(parts, format)
         rounding = row_rounding(parts, self.activations)
         label = f"{format}{group_size or ''}{' gated' if gated else ''} {' '.join(names)}"
+        order = input_order(parts)
         if self.packed is not None:
             found = self.packed.find(
                 label,
@@ -77,6 +85,8 @@ class NativeWeights:
                 num_experts=num_experts,
             )
             if found is not None:
+                if order is not None:
+                    found.order_inputs(order)
                 return found
         weight = _native.LinearWeight.pack(
             packable(parts, group_size),
@@ -90,6 +100,8 @@ class NativeWeights:
         )
         if not weight.is_finite:
             raise NotFiniteError(names)
+        if order is not None:
+            weight.order_inputs(order)
         if self.packed is not None:
             self.packed.add(label, weight)
         return weight

@@ -6,8 +6,6 @@ from lmi_core.errors import UserError
 
 BLOCK_MULTIPLE = 16
 """Of tokens in a KV block: what attention kernels read at once."""
-GPU_FORMATS = frozenset(["fp8", "fp8_e4m3", "fp8_e4m3fn", "fp8_e5m2"])
-"""Of KV caches: those that the CPU's kernels don't have."""
 
 
 def is_too_long(max_model_len: int | None, num_positions: int | None) -> bool:

@@ -50,6 +50,9 @@ class IntegerMatrix:
     unpack: Callable[[], Codes]
     rounding: RowRounding | None = None
     """Of the rows that it is multiplied with, by its scheme; None: that says nothing."""
+    order: npt.NDArray[np.int32] | None = None
+    """Which of a row's inputs each of the codes' is, where groups have inputs from all over; None:
+    the same one."""
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -65,7 +68,9 @@ class IntegerMatrix:
         return replace(self, shape=(num_outputs, self.shape[1]), unpack=unpack)
 
     def inputs(self, first: int, end: int) -> IntegerMatrix:
-        """These of its inputs; ValueError where they end within a group."""
+        """These of its inputs; ValueError where they end within a group, or aren't neighbours."""
+        if self.order is not None:
+            raise ValueError("its inputs are in another order")
         groups = group_range(first, end, self.shape[1], self.group_size)
 
         def unpack() -> Codes:
@@ -93,7 +98,11 @@ class IntegerMatrix:
         weights = matrix.codes.astype(np.float32)
         weights -= zeros
         weights *= scales
-        return weights
+        if self.order is None:
+            return weights
+        in_order = np.empty_like(weights)
+        in_order[:, self.order] = weights
+        return in_order
 
     def _of_groups(self, values: FloatArray, group_size: int) -> FloatArray:
         if group_size != self.group_size:

@@ -110,15 +110,6 @@ def test_a_quantised_checkpoint_that_cannot_be_read_is_refused(model_dir, explai
     assert "load_in_4bit is false, and so is load_in_8bit" in texts(report.errors)
 
 
-@pytest.mark.parametrize(("device", "outcome"), [("cpu", "refused"), ("cuda", "honoured")])
-def test_an_fp8_cache_is_for_gpus(model_dir, explained, device, outcome):
-    written = f"option.kv_cache_dtype=fp8_e5m2\noption.device={device}\n"
-    report = explained(model_dir(written, config=LLAMA), host=Host(num_gpus=1))
-    row = next(row for row in report.rows[0] if row.key == "option.kv_cache_dtype")
-    assert row.outcome == outcome
-    assert ("the CPU engine has no fp8 KV cache" in texts(report.errors)) == (device == "cpu")
-
-
 @pytest.mark.parametrize("method", ["fp8", "compressed-tensors"])
 def test_an_fp8_checkpoint_is_read_everywhere(model_dir, explained, method):
     settings = {"quant_method": method, "format": "float-quantized"}

@@ -10,7 +10,7 @@ import pytest
 
 from lmi_core.engine.engine import Engine
 from lmi_core.engine.sampling_params import SamplingParams
-from lmi_core.errors import ConfigError, UserError
+from lmi_core.errors import UserError
 from tests.checkpoints import cached_checkpoint
 from tests.tiny_tokenizer import VOCAB_SIZE
 
@@ -254,17 +254,14 @@ def test_devices_have_the_same_data_types(configured):
 
 
 @pytest.mark.parametrize("kv_dtype", ["fp8_e4m3fn", "fp8_e5m2"])
-def test_fp8_caches_need_a_torch_device(configured, kv_dtype):
+@pytest.mark.parametrize("device", ["cpu", "torch-cpu"])
+def test_fp8_caches(configured, kv_dtype, device):
     """``cuda`` differs from ``torch-cpu`` in the torch device only."""
     pytest.importorskip("torch")
     written = f"option.kv_cache_dtype={kv_dtype}\noption.kv_cache_bytes=1M\n"
-    with pytest.raises(ConfigError, match="no fp8 KV cache: write int8 or bf16, or set option"):
-        configured(written)
-    with pytest.raises(ConfigError, match="no fp8 KV cache"):
-        configured("", ("--model-id", "MODEL", "--kv-cache-dtype", kv_dtype))
 
     async def main():
-        async with running(configured(written + "option.device=torch-cpu\n")) as engine:
+        async with running(configured(written + f"option.device={device}\n")) as engine:
             info = engine.info.runner
             assert info.kv_dtype == kv_dtype
             # 3 layers, 2 KV heads of 16 values, K and V, blocks of 32 tokens

@@ -45,6 +45,35 @@ def quantize_rows(
     return codes.clip(-127, 127).astype(np.int8), scale
 
 
+FLOAT_BYTES = {"e4m3": (3, 7, 0x7E), "e5m2": (2, 15, 0x7B)}
+"""Bits behind the leading one, the exponents' bias, and the largest number's code."""
+
+
+def numbers_of_bytes(dtype: str) -> npt.NDArray[np.float64]:
+    """By code, those that aren't negative, ascending."""
+    fraction, bias, most = FLOAT_BYTES[dtype]
+    exponents, rest = np.divmod(np.arange(most + 1), 1 << fraction)
+    ones = np.where(exponents > 0, 1 << fraction, 0)
+    return (ones + rest) * 2.0 ** (np.maximum(exponents, 1) - bias - fraction)
+
+
+def to_float_bytes(x: npt.NDArray[np.floating], dtype: str) -> npt.NDArray[np.uint8]:
+    """The nearest, ties to even; what is larger than all of them becomes the largest."""
+    numbers = numbers_of_bytes(dtype)
+    between = (numbers[1:] + numbers[:-1]) / 2
+    codes = np.searchsorted(between, np.abs(x))
+    is_tie = np.abs(x) == between[np.minimum(codes, len(between) - 1)]
+    codes = np.where(np.isnan(x), 0x7F, codes + (is_tie & (codes % 2 == 1)))
+    return (codes | np.where(np.signbit(x), 0x80, 0)).astype(np.uint8)
+
+
+def from_float_bytes(codes: npt.NDArray[np.uint8], dtype: str) -> npt.NDArray[np.float32]:
+    numbers = np.full(128, np.nan)
+    known = numbers_of_bytes(dtype)
+    numbers[: len(known)] = known
+    return np.concatenate([numbers, -numbers])[codes].astype(np.float32)
+
+
 @dataclass
 class CacheShape:
     """A cache and what its memory means, by the description in kv_layout.h."""
@@ -66,9 +95,10 @@ class CacheShape:
             head_dim=self.head_dim,
             dtype=self.dtype,
             is_latent=self.is_latent,
+            fixed_scales=self.fixed_scales.ravel().tolist(),
         )
         num_parts = 1 if self.is_latent else 2
-        memory = self.native.memory
+        memory: npt.NDArray[np.generic] = self.native.memory
         self.step = 1 if self.dtype == "fp32" else 2
         if self.dtype == "int8":
             self.raw = memory.reshape(
@@ -79,7 +109,7 @@ class CacheShape:
                 self.block_size * (self.head_dim + 4),
             )
             return
-        element = np.uint16 if self.dtype == "bf16" else np.float32
+        element = {"bf16": np.uint16, "fp32": np.float32}.get(self.dtype, np.uint8)
         elements = memory.view(element)
         self.raw = elements.reshape(
             self.num_layers,
@@ -88,6 +118,16 @@ class CacheShape:
             self.num_kv_heads,
             self.block_size * self.head_dim,
         )
+
+    @property
+    def fixed_scales(self) -> npt.NDArray[np.float32]:
+        """[layers, 2], of K and V, of floats of a byte; else none."""
+        if self.dtype not in FLOAT_BYTES:
+            return np.empty((0, 2), np.float32)
+        return np.linspace(0.03, 0.2, 2 * self.num_layers, dtype=np.float32).reshape(-1, 2)
+
+    def fixed(self, part: int) -> npt.NDArray[np.float32]:
+        return self.fixed_scales[:, part if not self.is_latent else 0, None, None, None, None]
 
     def stored(self, part: int) -> npt.NDArray[np.generic]:
         """K (0) or V (1) of all blocks in the order of memory, without scales."""
@@ -99,6 +139,8 @@ class CacheShape:
         return scales.view(np.float32)[..., None]
 
     def decode(self, x: npt.NDArray[np.generic], part: int) -> npt.NDArray[np.generic]:
+        if self.dtype in FLOAT_BYTES:
+            return from_float_bytes(x, self.dtype) * self.fixed(part)
         if self.dtype != "int8":
             return x
         return x.view(np.int8).astype(np.float32) * self.scales(part)
@@ -132,7 +174,9 @@ class CacheShape:
         return self.decode(v.copy(), 1)
 
     def encode(self, x: npt.NDArray[np.float32], part: int) -> npt.NDArray[np.uint8]:
-        """Codes of int8; the scales are written."""
+        """Codes of a byte; int8's scales are written."""
+        if self.dtype in FLOAT_BYTES:
+            return to_float_bytes(x / self.fixed(part), self.dtype)
         codes, scale = quantize_rows(x)
         values = np.ascontiguousarray(scale[..., 0]).view(np.uint8)
         self.raw[:, :, part, :, self.block_size * self.head_dim :] = values
@@ -142,7 +186,7 @@ class CacheShape:
         """Set everything from [layers, blocks, heads, block, dim] arrays."""
         step = self.step
         convert = to_bf16 if self.dtype == "bf16" else np.asarray
-        if self.dtype == "int8":
+        if self.dtype in ("int8", *FLOAT_BYTES):
             k = self.encode(k, 0)
             v = v if self.is_latent else self.encode(v, 1)
         shape = self.raw.shape[:2]

@@ -13,6 +13,7 @@ from tests.kernels.paged import (
     KEY_GROUP,
     CacheShape,
     as_float,
+    from_float_bytes,
     reference_attention,
     to_bf16,
 )
@@ -20,7 +21,7 @@ from tests.kernels.paged import (
 Runner = _native.paged_kernels.Runner
 Step = _native.paged_kernels.Step
 
-TOLERANCE = {"fp32": 1e-5, "bf16": 1.2e-2, "int8": 1.2e-2}
+TOLERANCE = {"fp32": 1e-5, "bf16": 1.2e-2, "int8": 1.2e-2, "e4m3": 1.2e-2}
 DTYPES = list(TOLERANCE)
 
 
@@ -138,7 +139,7 @@ def test_matches_reference(
 
 
 @pytest.mark.parametrize("level", FLOAT_LEVELS)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "int8"])
 @pytest.mark.parametrize(("head_dim", "num_q_heads"), [(72, 16), (40, 1), (6, 5), (14, 60)])
 def test_keys_alone_give_the_bits_of_equal_values(
     level: str, dtype: str, head_dim: int, num_q_heads: int
@@ -302,6 +303,28 @@ def test_unwritten_memory_does_not_matter(level: str, dtype: str) -> None:
         assert np.isnan(scales[0, last, :, 14:]).all()
     (y,) = context.run(Runner(level), [(0, 0, 45)])
     np.testing.assert_array_equal(y, expected)
+
+
+@pytest.mark.parametrize("level", FLOAT_LEVELS)
+@pytest.mark.parametrize("dtype", ["e4m3", "e5m2"])
+@pytest.mark.parametrize("is_latent", [False, True])
+def test_every_float_of_a_byte_is_widened_exactly(level: str, dtype: str, is_latent: bool) -> None:
+    """A query that sees one token gets its values."""
+    context = Context([1], num_q_heads=1, num_kv_heads=1, head_dim=256, dtype=dtype,
+                      is_latent=is_latent)  # fmt: skip
+    cache = context.cache
+    codes = np.arange(256, dtype=np.uint8)
+    numbers = from_float_bytes(codes, dtype)
+    values = np.zeros((1, 2, 1, 16, 256), np.float32)
+    values[...] = np.where(np.isfinite(numbers), numbers, 0) * cache.fixed(1)[0, 0]
+    cache.write(values, values)
+    context.q[0][:] = 0
+    (y,) = context.run(Runner(level), [(0, 0, 1)])
+    np.testing.assert_array_equal(y[0], values[0, 0, 0, 0])
+    values[..., 7] = np.nan
+    cache.write(values, values)
+    (y,) = context.run(Runner(level), [(0, 0, 1)])
+    assert np.isnan(y[0, 7])
 
 
 @pytest.mark.parametrize("level", FLOAT_LEVELS)

@@ -8,7 +8,17 @@ import numpy.typing as npt
 import pytest
 
 from lmi_core import _native
-from tests.kernels.paged import VECTORS, CacheShape, as_float, quantize_rows, to_bf16
+from tests.kernels.paged import (
+    FLOAT_BYTES,
+    VECTORS,
+    CacheShape,
+    as_float,
+    from_float_bytes,
+    numbers_of_bytes,
+    quantize_rows,
+    to_bf16,
+    to_float_bytes,
+)
 
 Runner = _native.paged_kernels.Runner
 Step = _native.paged_kernels.Step
@@ -92,7 +102,7 @@ SHAPES = [
 
 
 @pytest.mark.parametrize("level", VECTORS)
-@pytest.mark.parametrize("dtype", ["fp32", "bf16", "int8"])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "int8", "e4m3", "e5m2"])
 @pytest.mark.parametrize("norm", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_matches_reference(level: str, dtype: str, norm: bool, shape: dict[str, int]) -> None:
@@ -113,10 +123,14 @@ def test_matches_reference(level: str, dtype: str, norm: bool, shape: dict[str, 
             expected_k[1, block, :, (start + i) % block_size] = k[i]
             expected_v[1, block, :, (start + i) % block_size] = v[i]
     # int8: half a step of the largest value, which may be 5
-    tolerance = {"fp32": 1e-5, "bf16": 8e-3, "int8": 2.5e-2}[dtype]
+    tolerance = {"fp32": 1e-5, "bf16": 8e-3, "int8": 2.5e-2, "e4m3": 2**-4, "e5m2": 2**-3}[dtype]
     keys, values = as_float(case.cache.keys()), as_float(case.cache.values())
-    np.testing.assert_allclose(keys, expected_k, atol=tolerance, rtol=tolerance)
-    if dtype == "int8":
+    np.testing.assert_allclose(keys, expected_k, atol=min(tolerance, 2.5e-2), rtol=tolerance)
+    if dtype in FLOAT_BYTES:
+        codes = to_float_bytes(expected_v / case.cache.fixed(1), dtype)
+        exact = from_float_bytes(codes, dtype) * case.cache.fixed(1)
+        np.testing.assert_array_equal(values, exact)
+    elif dtype == "int8":
         codes, scale = quantize_rows(expected_v)
         np.testing.assert_array_equal(values, codes * scale)
     else:
@@ -125,14 +139,15 @@ def test_matches_reference(level: str, dtype: str, norm: bool, shape: dict[str, 
 
 
 @pytest.mark.parametrize("level", VECTORS)
-@pytest.mark.parametrize("dtype", ["fp32", "bf16", "int8"])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "int8", "e4m3", "e5m2"])
 @pytest.mark.parametrize("num_threads", [1, 2, 7])
 def test_chunking_does_not_change_the_cache(level: str, dtype: str, num_threads: int) -> None:
     shape = {"num_q_heads": 2, "num_kv_heads": 2, "head_dim": 24, "rotary_dim": 24}
     whole = Case(norm=True, dtype=dtype, **shape)
     q = whole.run(Runner(level), [(0, 0, 45)])
     pieces = Case(norm=True, dtype=dtype, **shape)
-    pieces.cache.raw[:] = 0x3F80 if dtype != "int8" else 0x55  # stale memory of blocks used before
+    is_wide = dtype in ("fp32", "bf16")
+    pieces.cache.raw[:] = 0x3F80 if is_wide else 0x55  # stale memory of blocks used before
     cuts = [0, 1, 2, 4, 5, 8, 30, 31, 45]
     for stride, (start, end) in enumerate(itertools.pairwise(cuts)):
         runner = Runner(level, num_threads=num_threads, stride=stride)
@@ -186,6 +201,23 @@ def test_what_is_not_finite_stays_so(level: str) -> None:
 
 
 @pytest.mark.parametrize("level", VECTORS)
+@pytest.mark.parametrize("dtype", FLOAT_BYTES)
+def test_floats_become_the_nearest_of_a_byte(level: str, dtype: str) -> None:
+    """Ties to even, and the largest one where they are larger; NaN stays what it is."""
+    shape = {"num_q_heads": 1, "num_kv_heads": 1, "head_dim": 512, "rotary_dim": 16}
+    case = Case(norm=False, dtype=dtype, **shape)
+    scale = case.cache.fixed_scales[1, 1]
+    numbers = numbers_of_bytes(dtype)
+    near = np.concatenate([numbers, (numbers[1:] + numbers[:-1]) / 2, numbers * 1.01])
+    near = np.concatenate([near, -near, [np.inf, -np.inf, np.nan]])[:512]
+    case.qkv[0, 3, -512:] = np.resize(near, 512).astype(np.float32) * scale
+    case.run(Runner(level), [(0, 0, 5)])
+    values = case.cache.values()[1, case.table[0, 0], 0, 3]
+    codes = to_float_bytes(case.qkv[0, 3, -512:] / scale, dtype)
+    np.testing.assert_array_equal(values, from_float_bytes(codes, dtype) * scale)
+
+
+@pytest.mark.parametrize("level", VECTORS)
 def test_bf16_queries_are_rounded(level: str) -> None:
     case = Case(num_q_heads=3, num_kv_heads=1, head_dim=10, rotary_dim=4, norm=True, dtype="bf16")
     q = case.run(Runner(level), [(0, 0, 9)])
@@ -194,7 +226,7 @@ def test_bf16_queries_are_rounded(level: str) -> None:
 
 
 @pytest.mark.parametrize("level", VECTORS)
-@pytest.mark.parametrize("dtype", ["fp32", "bf16", "int8"])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "int8", "e4m3", "e5m2"])
 def test_block_copy_takes_every_layer(level: str, dtype: str) -> None:
     cache = CacheShape(num_layers=3, num_blocks=6, head_dim=8, dtype=dtype)
     rng = np.random.default_rng(0)

@@ -105,6 +105,28 @@ def test_norm_quantises_as_the_two_kernels_do(level):
 
 @every_level
 @every_format
+def test_inputs_may_be_in_another_order(level, name):
+    x = rows_with_outliers(9, 384, 40)
+    order = np.random.default_rng(1).permutation(384).astype(np.int32)
+    weight = LinearWeight.pack([rows_with_outliers(20, 384, 1)], **FORMATS[name])
+    same, unpacked = weight.row_format, weight.unpack()
+    expected = kernels.linear(level, np.ascontiguousarray(x[:, order]), weight)
+    weight.order_inputs(order)
+    assert np.array_equal(kernels.linear(level, x, weight), expected)
+    halves, widened = (
+        kernels.linear(level, to_bf16(x), weight),
+        as_float(to_bf16(x)).astype(np.float32),
+    )
+    assert np.array_equal(halves, kernels.linear(level, widened, weight))
+    assert np.array_equal(weight.unpack()[:, order], unpacked)
+    assert weight.row_format != same
+    for wrong in (order[1:], np.append(order[1:], order[1])):
+        with pytest.raises(_native.NativeError, match="each of 384 inputs once"):
+            weight.order_inputs(wrong)
+
+
+@every_level
+@every_format
 @pytest.mark.parametrize(
     ("num_inputs", "num_outputs"), [(33, 1), (255, 23), (513, 64), (3300, 130)]
 )

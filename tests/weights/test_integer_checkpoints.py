@@ -17,7 +17,7 @@ transformers = pytest.importorskip("transformers")
 from lmi_core import _native  # noqa: E402
 from lmi_core.engine.engine import Engine  # noqa: E402
 from lmi_core.engine.sampling_params import SamplingParams  # noqa: E402
-from lmi_core.models.loader import LoadedModel, find_model, load_model  # noqa: E402
+from lmi_core.models.loader import LoadedModel, find_model, load_model, load_weights  # noqa: E402
 from lmi_core.models.weights import Linear  # noqa: E402
 from lmi_core.ops.cpu import NativeWeights  # noqa: E402
 from lmi_core.ops.device.packed_weight import PackedWeight  # noqa: E402
@@ -88,7 +88,7 @@ def test_codes_and_scales_are_the_checkpoints(
     model = load_model(path, progress=lambda done, total: seen.append((done, total)))
     assert (model.dtype, model.quantize) == ("bf16", f"int{FORMS[form].num_bits}")
     assert seen[-1][0] == seen[-1][1]
-    assert len(caplog.records) == bool(FORMS[form].config.get("desc_act"))
+    assert not caplog.records
     for linear, parts in linears(model, coded):
         weight = linear.weight
         assert isinstance(weight, _native.LinearWeight)
@@ -104,7 +104,8 @@ def test_codes_and_scales_are_the_checkpoints(
 
 @pytest.mark.parametrize("form", OTHER_FORMS)
 def test_what_products_lack_is_read_to_the_bit(form: str, tmp_path: Path) -> None:
-    """In blocks that stand for the same numbers, or in floats; as explain's judge says."""
+    """In blocks that stand for the same numbers, with inputs in another order, or in floats; as
+    explain's judge says."""
     made, blocks = OTHER_FORMS[form]
     path, coded = make_integer_checkpoint(tmp_path / "model", made)
     model = load_model(path, "fp32")
@@ -117,9 +118,24 @@ def test_what_products_lack_is_read_to_the_bit(form: str, tmp_path: Path) -> Non
         config = EngineConfig(model=path, quantize=method)
         found = find_model(config)
         is_told = any("weights are widened" in note for note in found.notes)
-        assert is_told == ("reordered" in form or "16" in form)
+        assert is_told == ("3-reordered" in form or "16" in form)
         if is_told or made.num_bits < 4:
             assert estimate(found).weights == num_bytes
+
+
+@pytest.mark.parametrize("form", ["gptq-reordered", "packed-reordered"])
+def test_rows_are_put_into_the_order_of_the_inputs(form: str, tmp_path: Path) -> None:
+    """Those of norms and others; where rows aren't rounded and on torch devices the weights are
+    floats."""
+    path, coded = make_integer_checkpoint(tmp_path / "model", OTHER_FORMS[form][0])
+    exact = oracle_logits(dense_checkpoint(tmp_path / "dense", path, coded))
+    error = logits_of(load_model(path, "fp32")) - exact
+    assert 0 < np.sqrt(np.mean(error**2)) <= MOST_ERROR * exact.std()
+    unrounded = find_model(EngineConfig(model=path, activations="bf16"))
+    assert any("weights are widened" in note for note in unrounded.notes)
+    assert load_weights(unrounded, NativeWeights(activations="bf16")).quantize is None
+    device = load_model(path, backend=DeviceWeights(torch.device("cpu")))
+    assert device.quantize is None
 
 
 def test_layers_may_have_settings_of_their_own(tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ INSTRUCTION_SETS = (
 _ACTIVATIONS = f"{_TESTS}::test_what_quantized_weights_are_multiplied_with"
 _FP8_CACHE = honoured(
     "kv_dtype",
-    "with option.device=cuda; scales of the checkpoint, else 1",
-    test=f"{_TESTS}::test_fp8_caches_need_a_torch_device",
+    "scales of the checkpoint, else 1",
+    test=f"{_TESTS}::test_fp8_caches",
     capability="kv.fp8",
 )
 _FP8_CACHE_OF_VLLM = mapped(
@@ -104,7 +104,7 @@ OPTIONS = (
         type=Choice(
             ("auto", "bf16", "fp32", "int8", "fp8_e4m3fn", "fp8_e5m2", "fp8", "fp8_e4m3"),
         ),
-        doc="Data type of the KV cache; the lmi engine has fp8 with option.device=cuda only.",
+        doc="Data type of the KV cache.",
         spellings=("option.kv_dtype",),
         systems=("vllm", "tgi", "lmi"),
         default="auto",

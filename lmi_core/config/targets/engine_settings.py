@@ -18,7 +18,7 @@ from lmi_core.config.table.option import Outcome
 from lmi_core.config.targets.lengths import sum_of_lengths
 from lmi_core.errors import ModelError, UserError
 from lmi_core.settings.engine_config import EngineConfig
-from lmi_core.settings.limits import BLOCK_MULTIPLE, GPU_FORMATS, is_too_long
+from lmi_core.settings.limits import BLOCK_MULTIPLE, is_too_long
 from lmi_core.settings.placement import Placement
 from lmi_core.settings.speculation_config import SpeculationConfig
 from lmi_core.settings.transformers_config import TransformersConfig
@@ -205,18 +205,11 @@ def _refuse_other_quantisations(values: Values, files: ModelFiles) -> None:
 
 def _refuse_for_device(values: Values, placement: Placement) -> None:
     """Note values that the lmi engine can only run with on other devices."""
-    if placement.device != "cpu":
-        key = "option.decoding_strategy"
-        if values.get(key) == "contrastive":
-            values.refused[key] = (
-                "torch devices give no hidden states for contrastive search: write greedy or "
-                "sample, or set option.device=cpu"
-            )
-        return
-    key = "option.kv_cache_dtype"
-    if values.get(key) in GPU_FORMATS:
+    key = "option.decoding_strategy"
+    if placement.device != "cpu" and values.get(key) == "contrastive":
         values.refused[key] = (
-            "the CPU engine has no fp8 KV cache: write int8 or bf16, or set option.device=cuda"
+            "torch devices give no hidden states for contrastive search: write greedy or "
+            "sample, or set option.device=cpu"
         )
 
 

@@ -368,7 +368,6 @@ def find_cpu_model(asked: EngineConfig | FoundModel, claimed_bytes: int = 0) -> 
     is_new = isinstance(asked, EngineConfig)
     if isinstance(asked, EngineConfig):
         check_sizes(asked)
-        cache_dtype(asked, "fp32")
         asked = find_model(asked)
         check_heads(asked)
     if is_new or claimed_bytes:

@@ -37,7 +37,11 @@ class CpuDraftRunner(DraftChains):
         self.max_model_len = min(spec.max_positions, sizes.max_model_len)
         self.num_bytes = model.weights.num_bytes
         self.cache = make_cache(
-            config, spec, cache_dtype(config, model.dtype), shared.pool.num_blocks
+            config,
+            spec,
+            cache_dtype(config, model.dtype),
+            shared.pool.num_blocks,
+            model.kv_scales,
         )
         recorded = Graph(model.dtype)
         record(model, recorded, self.cache, self.max_model_len)

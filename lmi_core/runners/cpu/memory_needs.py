@@ -83,7 +83,7 @@ def estimate(found: FoundModel, claimed_bytes: int = 0) -> Estimate:
 def _weight_bytes(found: FoundModel) -> int:
     config = found.asked
     settings = found.checkpoint.quantization
-    if settings is not None and not _is_made_anew(settings, config):
+    if settings is not None and not _is_made_anew(settings, found):
         return found.checkpoint.stored_bytes + _copied_bytes(found) + _latent_bytes(found)
     spec, names, dtype = found.spec, found.spec.names, found.dtype
     shapes = dict(found.shapes)
@@ -97,7 +97,7 @@ def _weight_bytes(found: FoundModel) -> int:
     made = None if is_named else config.quantize
     head_bytes = 1.0 if made else _BYTES[dtype]
     matrix_bytes = _BYTES[made or dtype]
-    if settings is not None and widened_format(settings) is None and has_few_bits(settings):
+    if settings is not None and not _is_widened(settings, found) and has_few_bits(settings):
         matrix_bytes = _FEW_BITS_BYTES
     matrix_bytes *= matrices
     num_bytes = int(matrix_bytes + head * head_bytes + 4 * vectors)
@@ -121,11 +121,15 @@ def _latent_bytes(found: FoundModel) -> int:
     return int(found.spec.num_layers * num_weights * _BYTES[found.dtype])
 
 
-def _is_made_anew(settings: QuantizationSettings, config: EngineConfig) -> bool:
+def _is_widened(settings: QuantizationSettings, found: FoundModel) -> bool:
+    return widened_format(settings, keeps_orders=found.keeps_orders) is not None
+
+
+def _is_made_anew(settings: QuantizationSettings, found: FoundModel) -> bool:
     """Whether the checkpoint's matrices take other memory than its files do."""
     has_choice = settings.method == MXFP4 or fp4_format(settings) is not None
-    is_other = widened_format(settings) is not None or has_few_bits(settings)
-    return is_other or (has_choice and config.quantize is not None)
+    is_other = _is_widened(settings, found) or has_few_bits(settings)
+    return is_other or (has_choice and found.asked.quantize is not None)
 
 
 def _num_weights(name: str, shape: tuple[int, ...]) -> int:

@@ -38,7 +38,7 @@ class RecordedModel:
     ) -> None:
         from lmi_core.models.decoder import Decoder
 
-        self.cache = make_cache(config, model.spec, kv_dtype, num_blocks)
+        self.cache = make_cache(config, model.spec, kv_dtype, num_blocks, model.kv_scales)
         self._new_graph = partial(
             _native.Graph,
             max_tokens=sizes.max_num_tokens,

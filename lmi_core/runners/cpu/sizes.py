@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from lmi_core import _native
 from lmi_core.errors import UserError
 from lmi_core.models.eagle_head import EagleHead
+from lmi_core.models.kv_scales import LayerScales
 from lmi_core.models.spec import DecoderSpec
 from lmi_core.runners.cpu.core_groups import num_own_cores
 from lmi_core.runners.step_memory import StepSizes
@@ -18,7 +20,15 @@ if TYPE_CHECKING:
     from lmi_core.models.loader import FoundModel
 
 DEFAULT_BATCHED_TOKENS = 2048
-CacheDType = Literal["fp32", "bf16", "int8"]
+CacheDType = Literal["fp32", "bf16", "int8", "fp8_e4m3fn", "fp8_e5m2"]
+_NativeDType = Literal["fp32", "bf16", "int8", "e4m3", "e5m2"]
+_NATIVE_NAMES: dict[CacheDType, _NativeDType] = {
+    "fp32": "fp32",
+    "bf16": "bf16",
+    "int8": "int8",
+    "fp8_e4m3fn": "e4m3",
+    "fp8_e5m2": "e5m2",
+}
 _SCRATCH_FLOATS = (4 << 20) // 4
 _TILE_ROWS, _PARTITION, _LANES = 48, 256, 16
 """Of csrc/cpu: kScratchBytes, a thread's; kQueryTileRows, kAttentionPartition and kLanes."""
@@ -42,17 +52,22 @@ def step_sizes(config: EngineConfig, spec: DecoderSpec) -> StepSizes:
 
 
 def make_cache(
-    config: EngineConfig, spec: DecoderSpec, dtype: CacheDType, num_blocks: int
+    config: EngineConfig,
+    spec: DecoderSpec,
+    dtype: CacheDType,
+    num_blocks: int,
+    scales: Sequence[LayerScales] = (),
 ) -> _native.KvCache:
-    """The KV blocks of a model, or of what drafts for one."""
+    """The KV blocks of a model, or of what drafts for one. ``scales``: of fp8, none: 1."""
     return _native.KvCache(
         num_layers=spec.num_cache_layers,
         num_blocks=num_blocks,
         block_size=config.block_size,
         num_kv_heads=spec.attention.num_kv_heads,
         head_dim=spec.attention.head_dim,
-        dtype=dtype,
+        dtype=_NATIVE_NAMES[dtype],
         is_latent=spec.attention.latent is not None,
+        fixed_scales=[scale for layer in scales for scale in layer],
     )
 
 
@@ -105,16 +120,8 @@ def check_heads(found: FoundModel) -> None:
 
 
 def cache_dtype(config: EngineConfig, model_dtype: WeightFormat) -> CacheDType:
-    """The KV cache's. Raises UserError for one that the native kernels don't have."""
-    asked = config.kv_dtype
-    if asked == "auto":
-        return model_dtype
-    if asked == "fp8_e4m3fn" or asked == "fp8_e5m2":
-        raise UserError(
-            f"kv_dtype={asked} needs a GPU: write int8 or bf16, or set device=cuda",
-            field="kv_dtype",
-        )
-    return asked
+    """The KV cache's."""
+    return model_dtype if config.kv_dtype == "auto" else config.kv_dtype
 
 
 def pool_block_bytes(found: FoundModel) -> int:
@@ -135,7 +142,7 @@ def _block_bytes(config: EngineConfig, spec: DecoderSpec, dtype: WeightFormat) -
         block_size=config.block_size,
         num_kv_heads=spec.attention.num_kv_heads,
         head_dim=spec.attention.head_dim,
-        dtype=cache_dtype(config, dtype),
+        dtype=_NATIVE_NAMES[cache_dtype(config, dtype)],
         is_latent=spec.attention.latent is not None,
     )
 

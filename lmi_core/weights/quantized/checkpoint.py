@@ -97,12 +97,15 @@ def quantization_at_load(
 
 
 def notes_on_rows(
-    checkpoint: Checkpoint, asked: EngineConfig, made: Quantization | None
+    checkpoint: Checkpoint, asked: EngineConfig, made: Quantization | None, *, keeps_orders: bool
 ) -> tuple[str, ...]:
-    """What is said where floats of 4 bits are widened, or where int8 rows are asked for and
-    matrices meet rows as they are."""
+    """What is said where codes are widened (``keeps_orders``: as ``widened_format`` has it), or
+    where int8 rows are asked for and matrices meet rows as they are."""
     settings = checkpoint.quantization
-    if made is None and settings is not None and (coded := widened_format(settings)) is not None:
+    coded = None
+    if made is None and settings is not None:
+        coded = widened_format(settings, keeps_orders=keeps_orders)
+    if coded is not None:
         return (
             f"the checkpoint's {coded} weights are widened when they are loaded, to four times as "
             "much memory or so, and activations stay as they are",

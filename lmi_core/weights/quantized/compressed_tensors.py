@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from lmi_core.weights.formats import FloatArray
+from lmi_core.weights.formats import FloatArray, RowRounding
 from lmi_core.weights.integer_matrix import IntegerMatrix
 from lmi_core.weights.quantized.kept_codes import (
     Groups,
@@ -95,9 +95,12 @@ class CompressedTensors:
 
         stored = StoredCodes(codes, scales, zeros, "weight_scale")
         matrix = keep_codes(layer, scheme.num_bits, _groups(scheme, layer), stored)
-        if isinstance(matrix, WidenedMatrix):
+        rounding: RowRounding | None = "int8" if scheme.has_int8_rows else None
+        if isinstance(matrix, IntegerMatrix):
+            return replace(matrix, rounding=rounding)
+        if matrix.ordered is None:
             return matrix
-        return replace(matrix, rounding="int8" if scheme.has_int8_rows else None)
+        return replace(matrix, ordered=replace(matrix.ordered, rounding=rounding))
 
 
 def _from_signed(layer: LayerTensors, num_bits: int) -> npt.NDArray[np.uint8]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -56,20 +56,34 @@ def keep_codes(
         kept = _keep_int8(layer, groups, stored)
     else:
         kept = _keep_int4(layer, groups, stored) if num_bits == 4 else None
-    return _widened(layer, num_bits, groups, stored) if kept is None else kept
+    if kept is not None:
+        return kept
+    widened = _widened(layer, num_bits, groups, stored)
+    if num_bits != 4:
+        return widened
+    order = np.argsort(groups, kind="stable")
+    ordered = _keep_int4(layer, groups[order], stored, order.astype(np.int32))
+    return replace(widened, ordered=ordered)
 
 
-def _keep_int4(layer: LayerTensors, groups: Groups, stored: StoredCodes) -> IntegerMatrix | None:
+def _keep_int4(
+    layer: LayerTensors,
+    groups: Groups,
+    stored: StoredCodes,
+    order: npt.NDArray[np.int32] | None = None,
+) -> IntegerMatrix | None:
+    """``order``: of the stored inputs, those that ``groups`` are of; None: all as they are."""
     group_size = _kept_group_size(groups)
     if group_size is None:
         return None
     chosen = groups[::group_size]
 
     def unpack() -> Codes:
-        scales = _in_fp16(layer, stored)[:, chosen]
-        return Codes(stored.codes(), scales, stored.zeros()[:, chosen].astype(np.float32))
+        codes, scales = stored.codes(), _in_fp16(layer, stored)[:, chosen]
+        codes = codes if order is None else np.ascontiguousarray(codes[:, order])
+        return Codes(codes, scales, stored.zeros()[:, chosen].astype(np.float32))
 
-    return IntegerMatrix("int4", layer.shape, group_size, unpack)
+    return IntegerMatrix("int4", layer.shape, group_size, unpack, order=order)
 
 
 def _kept_group_size(groups: Groups) -> int | None:

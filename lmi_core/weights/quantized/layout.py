@@ -80,6 +80,8 @@ class WidenedMatrix:
     """The weights [outputs, inputs]."""
     to_blocks: Callable[[], BlockMatrix] | None = None
     """The same numbers in blocks that some devices' products take; None: there are no such."""
+    ordered: IntegerMatrix | None = None
+    """The same numbers in int4 with inputs in another order, which some devices' products take."""
 
 
 class Layout(Protocol):

@@ -91,15 +91,16 @@ def _schemes(settings: QuantizationSettings) -> tuple[_Scheme, ...]:
     )
 
 
-def widened_format(settings: QuantizationSettings) -> str | None:
-    """What codes are in that no product takes, so that weights are widened; None: in others."""
+def widened_format(settings: QuantizationSettings, *, keeps_orders: bool = False) -> str | None:
+    """What codes are in that no product takes, so that weights are widened; None: in others.
+    ``keeps_orders``: products take int4 with inputs in another order."""
     if settings.method == EXL2:
         return EXL2
     if fp4_format(settings) == "NVFP4":
         return "NVFP4"
     name = settings.method if settings.method == "compressed-tensors" else settings.method.upper()
-    for _, group_size, is_reordered in _schemes(settings):
-        if is_reordered:
+    for num_bits, group_size, is_reordered in _schemes(settings):
+        if is_reordered and not (keeps_orders and num_bits == 4):
             return f"reordered {name}"
         if isinstance(group_size, int) and group_size > 0 and group_size % 32:
             return f"{name} (groups of {group_size})"

@@ -12,7 +12,6 @@ import pytest
 from lmi_core.engine.engine import Engine
 from lmi_core.engine.outputs import TokenEvent
 from lmi_core.engine.sampling_params import SamplingParams
-from lmi_core.errors import UserError
 from lmi_core.runners.runner import RunnerInfo
 from lmi_core.settings.engine_config import EngineConfig
 from tests.checkpoints import cached_checkpoint, make_checkpoint
@@ -126,14 +125,15 @@ def test_an_fp8_cache_takes_the_scales_of_the_checkpoint(scaled: Path) -> None:
     assert run(scored(replace(config, kv_dtype="fp32")))[0] == exact
 
 
-@pytest.mark.parametrize("kv_dtype", ["fp8_e4m3fn", "fp8_e5m2"])
-def test_the_cpu_engine_has_no_fp8_cache(kv_dtype: str) -> None:
-    async def start() -> None:
-        async with Engine(config_of(cached_checkpoint("llama2"), "cpu", kv_dtype=kv_dtype)):
-            pass
-
-    with pytest.raises(UserError, match=f"{kv_dtype} needs a GPU: write int8 or bf16, or set"):
-        run(start())
+@pytest.mark.parametrize(("kv_dtype", "most"), [("fp8_e4m3fn", 0.02), ("fp8_e5m2", 0.08)])
+def test_the_cpu_engines_fp8_cache_is_as_torchs(scaled: Path, kv_dtype: str, most: float) -> None:
+    """With the checkpoint's scales. Numbers between two codes may go to either."""
+    reference, info = run(scored(config_of(scaled, "torch-cpu", kv_dtype=kv_dtype)))
+    got, stored = run(scored(config_of(scaled, "cpu", kv_dtype=kv_dtype)))
+    assert (stored.kv_dtype, stored.num_blocks) == (info.kv_dtype, info.num_blocks)
+    assert got == pytest.approx(reference, abs=most)
+    exact, _ = run(scored(config_of(scaled, "cpu")))
+    assert got != exact
 
 
 @pytest.mark.parametrize("quantize", ["int8", "int4"])
