@@ -296,7 +296,7 @@ def test_forced_tokens_are_those_that_must_come() -> None:
 
 
 def test_what_looks_have_cost_too_much_waits_for_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    matcher = LIBRARY.compile(Grammar.regex("one two three [ab] four five")).matcher()
+    matcher = LIBRARY.compile(Grammar.regex("one two three[ab] four five")).matcher()
     monkeypatch.setattr(guidance, "_MOST_LOOKS_S", 0.0)
     run = matcher.forced_tokens()
     matcher._looks_s = -1.5 * guidance._TOKEN_LOOKS_S
