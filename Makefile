@@ -50,7 +50,7 @@ FUZZ_REQUESTS ?= 100000
 FUZZ_FILES ?= 10000
 
 .PHONY: run test test-arm test-triton test-races build-races test-browser text-generation-client bench bench-peers-quick fuzz lint test-asan test-tsan \
-	cuda cuda-all cuda-wheel cuda-resources cuda-latency cuda-loops wheels build clean check-tools
+	cuda cuda-library cuda-all cuda-wheel cuda-resources cuda-latency cuda-loops wheels build clean check-tools
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.installed
@@ -131,15 +131,16 @@ bench-peers-quick: $(VENV)/.installed
 	$(BIN)/python -m bench.peers install
 	$(BIN)/python -m bench.peers run --shape 160m --minutes 25
 
-cuda: $(VENV)/.installed-build
+# The compiler works while packages are unpacked, of which Triton's has the disassembler.
+cuda-library: $(VENV)/.installed-build
 	$(CMAKE) -B build/cuda -DLMI_CUDA=ON
 	cmake --build build/cuda --target lmi_cuda
+
+cuda: cuda-library $(VENV)/.installed-test
 	$(BIN)/python tests/machine_code/resources.py check build/cuda
 	$(BIN)/python tests/machine_code/waits.py build/cuda
 
-cuda-resources: $(VENV)/.installed-build
-	$(CMAKE) -B build/cuda -DLMI_CUDA=ON
-	cmake --build build/cuda --target lmi_cuda
+cuda-resources: cuda-library $(VENV)/.installed-test
 	$(BIN)/python tests/machine_code/resources.py write build/cuda
 
 cuda-latency: cuda

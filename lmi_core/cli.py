@@ -88,7 +88,8 @@ def _run(argv: list[str]) -> int:
     if not argv or argv[0] not in _COMMANDS:
         build_parser().parse_args(argv)  # help, the version, or what is wrong
     command, _ = _COMMANDS[argv[0]]
-    if argv[0] not in _WITH_MODEL:
+    names = {argument.partition("=")[0] for argument in argv}
+    if argv[0] not in _WITH_MODEL or names & {"--url", "--help", "-h"}:
         return command(argv[1:])
     from lmi_core.runners.cpu.rank_hosts import run_in_job
 

@@ -10,6 +10,7 @@ is lost takes its streams along: ``lmi serve --on ray`` has copies whose request
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import signal
 import subprocess
@@ -20,6 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote
 
 from lmi_core.errors import EngineError, MissingExtraError, UserError
+from lmi_core.settings.job import without_job
 
 _MAX_ONGOING = 1000
 """Of a replica: the server in it has a queue of its own, and refuses what is too much."""
@@ -49,8 +51,12 @@ class LocalServer:
     def __init__(self, arguments: Iterable[str]) -> None:
         """Returns once it answers; raises EngineError where it ends before, as its log says."""
         command = [sys.executable, "-m", "lmi_core", "serve", *arguments]
+        # Whatever has started Ray has not started this.
         self._process = subprocess.Popen(
-            [*command, "--host", "127.0.0.1", "--port", "0"], stdout=subprocess.PIPE, text=True
+            [*command, "--host", "127.0.0.1", "--port", "0"],
+            env=without_job(os.environ),
+            stdout=subprocess.PIPE,
+            text=True,
         )
         assert self._process.stdout is not None
         found = _ADDRESS.match(self._process.stdout.readline())

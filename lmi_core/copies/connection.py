@@ -57,7 +57,8 @@ class Connection(asyncio.Protocol):
         """Nothing happens when the other end is gone: ``on_lost`` was called, or will be."""
         if self._transport is not None and not self._transport.is_closing():
             parts = message.encode(value)
-            self._transport.writelines([message.head(parts), *parts])
+            # writelines of some Pythons (3.12 before .9, 3.13 before .2) never pauses the writer.
+            self._transport.write(b"".join([message.head(parts), *parts]))
 
     def close(self) -> None:
         """Send what is left, then close. Idempotent."""

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from lmi_core.copies.link import Link, LocalLink
 from lmi_core.copies.process import CopySettings, log_level
-from lmi_core.errors import EngineError, UserError
+from lmi_core.errors import EngineError, InsufficientMemoryError, UserError
 from lmi_core.runners.cpu.core_groups import num_own_cores, own_groups
 from lmi_core.runners.cpu.rank_hosts import host_cpus
 from lmi_core.runners.memory_claims import HOST_MEMORY
@@ -101,9 +101,10 @@ class Devices:
         self._environments = environments
 
     def claim(self, config: EngineConfig, num_copies: int) -> bool:
-        """Raises UserError where there are devices for fewer; each copy looks at its own memory."""
+        """Raises InsufficientMemoryError where there are devices for fewer; each copy looks at its
+        own memory."""
         if num_copies > len(self._environments):
-            raise UserError(
+            raise InsufficientMemoryError(
                 f"num_copies={num_copies}, and there are devices for {len(self._environments)}",
                 field="num_copies",
             )

@@ -149,7 +149,8 @@ class SealedConnection(Connection):
         assert self._transport is not None
         for frame in _frames(parts):
             size = sum(len(part) for part in frame)
-            self._transport.writelines([_LENGTH.pack(size), self._own.seal(frame), *frame])
+            # writelines of some Pythons (3.12 before .9, 3.13 before .2) never pauses the writer.
+            self._transport.write(b"".join([_LENGTH.pack(size), self._own.seal(frame), *frame]))
 
     def _cut(self) -> None:
         """``on_lost`` follows."""

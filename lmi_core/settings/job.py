@@ -27,6 +27,8 @@ class Job:
     """Whether some of them are on other machines."""
     name: str = ""
     """What tells it from other jobs of this machine, the same in all of its processes here."""
+    said_by: str = ""
+    """The variable that has the size."""
 
     @property
     def objection(self) -> str:
@@ -36,9 +38,14 @@ class Job:
         return (
             f"{self.started_by} has started {self.size} processes on several machines, and the lmi "
             "engine's ranks share memory, so that they have to be on one: start a server on each "
-            "machine, or one by itself with option.on=ray, which places copies on all of them; a "
-            "model that no machine can hold is for option.rolling_batch=vllm"
+            f"machine{self.way_out}, or one by itself with option.on=ray, which places copies on "
+            "all of them; a model that no machine can hold is for option.rolling_batch=vllm"
         )
+
+    @property
+    def way_out(self) -> str:
+        """How to serve without it, as the end of an advice."""
+        return f" (env -u {self.said_by} lmi serve takes a process for itself)"
 
 
 class _Variables(NamedTuple):
@@ -59,7 +66,7 @@ _KNOWN = (
         started_by="torchrun",
         size="WORLD_SIZE",
         rank="RANK",
-        also="LOCAL_RANK",
+        also="TORCHELASTIC_RUN_ID",  # scripts and trainers set RANK and LOCAL_RANK, too
         num_here="LOCAL_WORLD_SIZE",
         num_machines="",
         name=("TORCHELASTIC_RUN_ID", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT"),
@@ -107,26 +114,34 @@ _KNOWN = (
 def job_of(environ: Mapping[str, str]) -> Job | None:
     """The job that this process belongs to; None: it is alone. Raises UserError for variables that
     say what can't be."""
+    given = {name: text for name, text in environ.items() if text.strip()}
     for known in _KNOWN:
-        if all(name in environ for name in (known.size, known.rank, known.also) if name):
-            size = _number(environ, known.size, 1, _MOST)
-            if size == 1:
+        if all(name in given for name in (known.size, known.rank, known.also) if name):
+            size = _number(given, known.size, 1, _MOST)
+            num_machines = (
+                _number(given, known.num_machines, 1, _MOST) if (known.num_machines in given) else 1
+            )
+            if size == num_machines:  # alone, or a server on each machine
                 return None
-            rank = _number(environ, known.rank, 0, size - 1)
+            rank = _number(given, known.rank, 0, size - 1)
+            is_spread = num_machines > 1 or (
+                known.num_here in given and _number(given, known.num_here, 1, size) < size
+            )
             return Job(
                 started_by=known.started_by,
                 rank=rank,
                 size=size,
-                is_spread=_is_spread(environ, known, size),
-                name=_name(environ, known),
+                is_spread=is_spread,
+                name=_name(given, known),
+                said_by=known.size,
             )
     return None
 
 
-def _is_spread(environ: Mapping[str, str], known: _Variables, size: int) -> bool:
-    if known.num_machines in environ:
-        return _number(environ, known.num_machines, 1, _MOST) > 1
-    return known.num_here in environ and _number(environ, known.num_here, 1, size) < size
+def without_job(environ: Mapping[str, str]) -> dict[str, str]:
+    """For a process of one's own, which is none of the job's."""
+    sizes = {known.size for known in _KNOWN}
+    return {name: text for name, text in environ.items() if name not in sizes}
 
 
 def _name(environ: Mapping[str, str], known: _Variables) -> str:

@@ -5,7 +5,7 @@ import pytest
 
 from lmi_core.demo import MODEL_DIR
 from lmi_core.errors import UserError
-from lmi_core.settings.job import Job, job_of
+from lmi_core.settings.job import Job, job_of, without_job
 
 OPEN_MPI = {
     "OMPI_COMM_WORLD_SIZE": "4",
@@ -70,9 +70,13 @@ def test_jobs_have_names_of_their_own(key):
     [
         {},
         {**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"},
-        # Others than torchrun say these two as well, and a batch script is one process.
-        {"WORLD_SIZE": "2", "RANK": "1"},
+        # Others than torchrun say these as well, and a batch script is one process.
+        {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"},
+        {"WORLD_SIZE": "2", "RANK": "-1", "LOCAL_RANK": "-1"},
+        {**TORCHRUN, "WORLD_SIZE": "", "RANK": " "},
         {"SLURM_NTASKS": "8", "SLURM_PROCID": "0", "SLURM_JOB_ID": "77"},
+        {**SLURM, "SLURM_STEP_NUM_NODES": "2"},  # a server on each machine
+        without_job({**SLURM, **OPEN_MPI, **TORCHRUN}),
     ],
 )
 def test_who_is_alone(environ):
@@ -96,13 +100,14 @@ def test_variables_that_cannot_be(environ, words):
     [
         {**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"},
         {**TORCHRUN, "LOCAL_WORLD_SIZE": "1"},
-        {**SLURM, "SLURM_STEP_NUM_NODES": "2"},
+        {**SLURM, "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NUM_TASKS": "4"},
     ],
 )
 def test_ranks_on_several_machines_are_refused_with_what_serves_there(environ, explained):
     job = job_of(environ)
     assert job.is_spread
-    for way in ("a server on each machine", "option.on=ray", "option.rolling_batch=vllm"):
+    ways = ("a server on each machine", "option.on=ray", "option.rolling_batch=vllm")
+    for way in (*ways, f"env -u {job.said_by} lmi serve"):
         assert way in job.objection
     [error] = placed(explained, job, "option.device=cpu").errors
     assert "on several machines, and the lmi engine's ranks share memory" in str(error)

@@ -228,16 +228,23 @@ def _groups(
     is told how many shards there are.
     """
     visible = subject.host.num_devices
+    asked = subject.values.get(subject.copies_key)
     if is_named:
         groups = tuple(tuple(range(i, i + num_devices)) for i in ids)
         taken = [i for group in groups for i in group]
         if max(taken) >= visible or len(set(taken)) < len(taken):
             return ()
+        if isinstance(asked, int) and asked != len(groups):
+            key, _ = _named_devices(subject)
+            subject.refuse(
+                subject.copies_key,
+                f"{subject.copies_key}={asked}, and {key}={subject.values.get(key)} names devices "
+                f"for {len(groups)}: write {len(groups)}, or leave one of them out",
+            )
         return groups
     groups = tuple(
         ids[i : i + num_devices] for i in range(0, len(ids) - num_devices + 1, num_devices)
     )
-    asked = subject.values.get(subject.copies_key)
     if isinstance(asked, int):
         return groups[:asked] if asked <= len(groups) else ()
     if subject.system == "tgi" and _asked_degree(subject) is not None:
@@ -250,8 +257,10 @@ def _too_few(subject: Subject, degree: int, num_devices: int, kind: DeviceKind) 
     key, named = _named_devices(subject)
     if named and max(named) >= visible:
         return f"{key}={values.get(key)}, but {subject.visible(kind)}, counted from 0"
-    copies = values.get(subject.copies_key)
+    copies, way = values.get(subject.copies_key), f"write {DEGREE}=max"
     if isinstance(copies, int):
+        if not subject.can("parallel.tensor"):
+            way = f"write {subject.copies_key}={visible // num_devices}"
         num_devices *= copies
     asked = [
         f"{key}={values.get(key)}"
@@ -260,7 +269,7 @@ def _too_few(subject: Subject, degree: int, num_devices: int, kind: DeviceKind) 
     ]
     return (
         f"{' with '.join(asked) or f'a copy on {degree} devices'} needs {num_devices} {name}s, but "
-        f"{subject.visible(kind)}: write {DEGREE}=max, or name at most {visible}"
+        f"{subject.visible(kind)}: {way}, or name at most {visible}"
         f"{subject.on_cpu_instead}"
     )
 

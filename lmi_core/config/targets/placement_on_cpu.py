@@ -43,7 +43,7 @@ def on_cpu(subject: Subject, kind: DeviceKind) -> Placement:
         _check_binding(subject, degree)
     threads = values.get("option.num_threads")
     num_copies = _copies_on_cpu(subject, kind)
-    most_copies = _most_copies(subject, num_copies)
+    most_copies = _most_copies(subject, kind, num_copies)
     num_ranks = num_copies * degree
     if degree > 1 and host.job is None and 0 < host.num_cores < num_ranks:
         copies = f" in {num_copies} copies" if num_copies > 1 else ""
@@ -63,7 +63,7 @@ def on_cpu(subject: Subject, kind: DeviceKind) -> Placement:
         tensor_parallel_degree=degree,
         num_copies=num_copies,
         most_copies=most_copies,
-        num_cores=threads if isinstance(threads, int) else num_cores,
+        num_cores=threads if kind == "cpu" and isinstance(threads, int) else num_cores,
         memory_bytes=host.memory_bytes,
         job=host.job if degree > 1 and kind == "cpu" else None,
         on="ray" if on_ray else "here",
@@ -103,7 +103,9 @@ def check_job(subject: Subject, kind: DeviceKind) -> None:
     degree, key = values.get(DEGREE), DEGREE
     if subject.backend != "lmi" or kind != "cpu":
         where = subject.title if subject.backend != "lmi" else f"the lmi engine on {kind}"
-        why = f"and {where} takes no ranks from it in this version: start lmi without it"
+        why = (
+            f"and {where} takes no ranks from it in this version: start lmi without it{job.way_out}"
+        )
     elif values.get(ON) == "ray":
         key, why = ON, f"and Ray starts those of {ON}=ray itself: start lmi without it"
     elif job.objection:
@@ -132,14 +134,16 @@ def _copies_on_cpu(subject: Subject, kind: DeviceKind) -> int:
     return num_copies if kind == "cpu" else 1
 
 
-def _most_copies(subject: Subject, num_copies: int) -> int:
+def _most_copies(subject: Subject, kind: DeviceKind, num_copies: int) -> int:
     """By load, where there are processes of our engine; else one engine takes what comes."""
     values = subject.values
     if subject.backend != "lmi":
         return num_copies
     given = [key for key in MOST if isinstance(values.get(key), int)]
     number = values.get(given[0]) if given else None
-    has_processes = num_copies > 1 or OWN_COPIES in values.known or values.get(ON) == "ray"
+    has_processes = kind == "cpu" and (
+        num_copies > 1 or OWN_COPIES in values.known or values.get(ON) == "ray"
+    )
     most = number if has_processes and isinstance(number, int) else 0
     if most > num_copies:
         values.ignored |= dict.fromkeys(given[1:], f"{given[0]}={number} says how many at most")

@@ -109,8 +109,8 @@ def own_groups(
 ) -> tuple[tuple[int, ...], ...]:
     """Of the ranks of one of so many copies, by what this process may use; empty: they are free.
     ``allowed``: what each rank's may, where others have started them: all that it says where they
-    differ and ``binding`` leaves it open."""
-    if binding == "auto" and _differ(allowed):
+    differ, but for ``none``."""
+    if binding != "none" and _differ(allowed):
         return tuple(map(tuple, allowed))
     cores = found_cores(set(itertools.chain(*allowed)) or os.sched_getaffinity(0))
     groups = core_groups(cores, degree * num_copies, binding)

@@ -83,7 +83,7 @@ class RankHosts:
         """Raises EngineError where a host isn't found."""
         try:
             for rank in range(1, self._job.size):
-                connection = self._kept.enter_context(_ask(self._job, rank, _KEEP))
+                connection = self._kept.enter_context(_ask(self._job, rank, _KEEP, wait_s=_MEET_S))
                 self._connections[connection] = rank
         except BaseException:
             self._close()
@@ -265,9 +265,9 @@ def _end_with(process: subprocess.Popen[bytes], connection: socket.socket) -> No
     process.kill()
 
 
-def _ask(job: Job, rank: int, what: bytes, *descriptors: int) -> socket.socket:
-    """A connection to a host, which is waited for."""
-    end_s = time.monotonic() + _MEET_S
+def _ask(job: Job, rank: int, what: bytes, *descriptors: int, wait_s: float = 0.0) -> socket.socket:
+    """A connection to a host, for which so long is waited: one that was there and isn't is gone."""
+    end_s = time.monotonic() + wait_s
     while True:
         connection = socket.socket(socket.AF_UNIX)
         try:
@@ -288,7 +288,7 @@ def _ask(job: Job, rank: int, what: bytes, *descriptors: int) -> socket.socket:
             raise EngineError(
                 f"process {rank} of {job.size}, which {job.started_by} has started, isn't found on "
                 f"this machine ({job.name}): all of them start the same lmi serve, in the same "
-                "container, and a script that starts it ends with exec"
+                f"container, and a script that starts it ends with exec{job.way_out}"
             )
         time.sleep(_PAUSE_S)
 
