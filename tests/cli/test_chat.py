@@ -43,6 +43,16 @@ def test_a_server_answers_as_the_model_does(url: str) -> None:
     assert here.stdout == there.stdout != "\n"
 
 
+def test_who_asks_a_server_is_no_rank(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("SIZE", "RANK"):
+        monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", str(int(name == "SIZE") + 1))
+    monkeypatch.setattr(sys, "stdin", io.StringIO("hi\n"))
+    assert main(["chat", "--url", "http://127.0.0.1:9"]) == 2
+    assert "can't be reached: " in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

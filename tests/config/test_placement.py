@@ -205,7 +205,8 @@ def test_copies_on_the_cpu_divide_its_cores():
     assert model.placement.describe() == "4 copies, the CPU, 24 cores each, 1152 GiB of memory"
     report, _ = placed("-o", "num_copies=4", on=host(1))
     [error] = report.errors
-    assert "option.num_copies=4 needs 4 GPUs, but 1 GPU is visible" in str(error)
+    assert "option.num_copies=4 needs 4 GPUs, but 1 GPU is visible: write" in str(error)
+    assert "write option.num_copies=1, or name at most 1" in str(error)
     assert error.key == "option.num_copies"
 
 
@@ -245,6 +246,22 @@ def test_devices_keep_their_names_in_what_is_to_be_written():
 def test_devices_that_are_named_and_cannot_be_had(written, message):
     report, _ = placed("-o", written, on=host(4))
     assert message in str(report.errors[0])
+
+
+@pytest.mark.parametrize(
+    ("num_copies", "devices", "named"), [(2, "gpu0", 1), (1, "gpu0;gpu1", 2)]
+)
+def test_devices_that_are_named_for_another_number_of_copies(num_copies, devices, named):
+    written = ("-o", f"num_copies={num_copies}", "-o", f"load_on_devices={devices}")
+    report, _ = placed(*written, on=host(2))
+    assert f"names devices for {named}: write {named}, or leave" in str(report.errors[0])
+
+
+def test_torch_on_the_cpu_has_no_copies_by_load():
+    written = ("num_copies=1", "minWorkers=1", "maxWorkers=4")
+    options = [part for text in written for part in ("-o", text)]
+    _, model = placed("--device", "torch-cpu", *options, on=host())
+    assert model.placement.most_copies == 1
 
 
 @pytest.mark.parametrize(
