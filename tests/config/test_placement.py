@@ -248,9 +248,7 @@ def test_devices_that_are_named_and_cannot_be_had(written, message):
     assert message in str(report.errors[0])
 
 
-@pytest.mark.parametrize(
-    ("num_copies", "devices", "named"), [(2, "gpu0", 1), (1, "gpu0;gpu1", 2)]
-)
+@pytest.mark.parametrize(("num_copies", "devices", "named"), [(2, "gpu0", 1), (1, "gpu0;gpu1", 2)])
 def test_devices_that_are_named_for_another_number_of_copies(num_copies, devices, named):
     written = ("-o", f"num_copies={num_copies}", "-o", f"load_on_devices={devices}")
     report, _ = placed(*written, on=host(2))
