@@ -22,6 +22,8 @@ class KvCache {
         pages_(view_) {
     LMI_CHECK(scales_.empty() || std::ssize(scales_) == 2 * shape.num_layers, scales_.size(),
               " scales of ", shape.num_layers, " layers");
+    LMI_CHECK(scales_.empty() || shape.dtype == DType::kE4M3 || shape.dtype == DType::kE5M2,
+              "scales are for e4m3 and e5m2, not for ", dtype_name(shape.dtype));
   }
 
   const KvCacheView& view() const { return view_; }

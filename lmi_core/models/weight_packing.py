@@ -103,8 +103,8 @@ class WeightPacking:
         gated: bool = False,
         format: PackFormat | None = None,
     ) -> LinearWeight | JoinedWeight:
-        """As one, or side by side where each stays as it is in a format of its own."""
-        own = {self._own_format(part) for part in parts}
+        """As one, or side by side where each stays as it is in a format or an order of its own."""
+        own = {(self._own_format(part), _order_of(part)) for part in parts}
         if len(own) > 1:
             return JoinedWeight(
                 tuple(
@@ -205,7 +205,7 @@ class WeightPacking:
     def _kept_format(self, parts: Sequence[Matrix]) -> Quantization | None:
         """Of matrices in integers that can be packed as one as they are; None: others."""
         formats = {part.format if isinstance(part, IntegerMatrix) else None for part in parts}
-        orders = {None if (own := input_order([part])) is None else own.tobytes() for part in parts}
+        orders = {_order_of(part) for part in parts}
         kept = formats.pop() if len(formats) == len(orders) == 1 else None
         if kept is not None:
             self.kept.add(kept)
@@ -222,3 +222,9 @@ class WeightPacking:
             self.widened.add("fp8")
         self.widened |= {part.format for part in parts if isinstance(part, IntegerMatrix)}
         return self.weight_format
+
+
+def _order_of(part: Matrix) -> bytes | None:
+    """Of the inputs, where products take them in another than the rows'."""
+    order = input_order([part])
+    return None if order is None else order.tobytes()

@@ -158,7 +158,9 @@ def _formats(config: EngineConfig, settings: QuantizationSettings | None) -> str
         text = f"{config.dtype} {config.quantize}{smoothing_settings(config)}"
         # Files of before took as many scales of blocks as there are outputs for theirs.
         return text if settings is None or not is_in_fp8(settings) else f"{text} scales by shape"
-    return f"{config.dtype} {json.dumps(settings.values, sort_keys=True)}"
+    # Rows that aren't rounded meet no int4 with inputs in another order.
+    orders = " activations bf16" if config.activations == "bf16" else ""
+    return f"{config.dtype} {json.dumps(settings.values, sort_keys=True)}{orders}"
 
 
 def smoothing_settings(config: EngineConfig) -> str:

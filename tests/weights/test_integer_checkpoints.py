@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,14 @@ from lmi_core.models.weights import Linear  # noqa: E402
 from lmi_core.ops.cpu import NativeWeights  # noqa: E402
 from lmi_core.ops.device.packed_weight import PackedWeight  # noqa: E402
 from lmi_core.ops.device.torch_weights import DeviceWeights  # noqa: E402
+from lmi_core.ops.graph import JoinedWeight  # noqa: E402
 from lmi_core.runners.cpu.memory_needs import estimate  # noqa: E402
 from lmi_core.settings.engine_config import EngineConfig  # noqa: E402
+from lmi_core.weights.quantized.methods import widened_format  # noqa: E402
+from lmi_core.weights.quantized.settings import QuantizationSettings  # noqa: E402
 from tests.integer_checkpoints import (  # noqa: E402
     FORMS,
+    GPTQ,
     OTHER_FORMS,
     Coded,
     dense_checkpoint,
@@ -136,6 +141,30 @@ def test_rows_are_put_into_the_order_of_the_inputs(form: str, tmp_path: Path) ->
     assert load_weights(unrounded, NativeWeights(activations="bf16")).quantize is None
     device = load_model(path, backend=DeviceWeights(torch.device("cpu")))
     assert device.quantize is None
+
+
+def test_matrices_of_one_product_may_have_orders_of_their_own(tmp_path: Path) -> None:
+    made = replace(OTHER_FORMS["gptq-reordered"][0], order=np.random.default_rng(1).permutation)
+    path, coded = make_integer_checkpoint(tmp_path / "model", made)
+    exact = oracle_logits(dense_checkpoint(tmp_path / "dense", path, coded))
+    model = load_model(path, "fp32")
+    layer = model.weights.layers[0]
+    for linear in (layer.qkv, layer.gate_up):
+        assert isinstance(linear.weight, JoinedWeight)
+        formats = {part.format for part in linear.weight.parts}
+        assert formats == {"int4"}
+    error = logits_of(model) - exact
+    assert 0 < np.sqrt(np.mean(error**2)) <= MOST_ERROR * exact.std()
+
+
+def test_reordered_layers_of_8_bits_are_widened_wherever_that_is_said() -> None:
+    four = {**GPTQ, "desc_act": True}
+    dynamic = {r"-:.*head": {"bits": 8}, r".*down_proj": {"bits": 4}}
+    kept = QuantizationSettings("gptq", {**four, "dynamic": dynamic})
+    assert widened_format(kept, keeps_orders=True) is None
+    dynamic[r"+:.*up_proj"] = {"bits": 8}
+    widened = QuantizationSettings("gptq", {**four, "dynamic": dynamic})
+    assert widened_format(widened, keeps_orders=True) == "reordered GPTQ"
 
 
 def test_layers_may_have_settings_of_their_own(tmp_path: Path) -> None:

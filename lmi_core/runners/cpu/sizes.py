@@ -58,7 +58,9 @@ def make_cache(
     num_blocks: int,
     scales: Sequence[LayerScales] = (),
 ) -> _native.KvCache:
-    """The KV blocks of a model, or of what drafts for one. ``scales``: of fp8, none: 1."""
+    """The KV blocks of a model, or of what drafts for one. ``scales``: of its layers in fp8, which
+    other dtypes don't take, nor layers that have one cache in common; none: 1."""
+    has_scales = dtype.startswith("fp8") and len(scales) == spec.num_cache_layers
     return _native.KvCache(
         num_layers=spec.num_cache_layers,
         num_blocks=num_blocks,
@@ -67,7 +69,7 @@ def make_cache(
         head_dim=spec.attention.head_dim,
         dtype=_NATIVE_NAMES[dtype],
         is_latent=spec.attention.latent is not None,
-        fixed_scales=[scale for layer in scales for scale in layer],
+        fixed_scales=[scale for layer in scales for scale in layer] if has_scales else [],
     )
 
 

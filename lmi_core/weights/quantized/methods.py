@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from lmi_core.weights.quantized.settings import QuantizationSettings
 
@@ -73,10 +74,13 @@ class _Scheme(NamedTuple):
 
 def _schemes(settings: QuantizationSettings) -> tuple[_Scheme, ...]:
     values = settings.values
-    if settings.method in ("gptq", "awq"):
-        group_size, is_gptq = values.get("group_size"), settings.method == "gptq"
-        is_reordered = is_gptq and values.get("desc_act") is True and group_size not in (-1, None)
-        return (_Scheme(values.get("bits", 4), group_size, is_reordered),)
+    if settings.method == "awq":
+        return (_Scheme(values.get("bits", 4), values.get("group_size"), False),)
+    if settings.method == "gptq":
+        dynamic = values.get("dynamic")
+        own = dynamic.items() if isinstance(dynamic, dict) else ()
+        layers = [each for name, each in own if isinstance(each, dict) and name[:2] != "-:"]
+        return tuple(_gptq_scheme({**values, **layer}) for layer in ({}, *layers))
     groups = values.get("config_groups")
     schemes = groups.values() if isinstance(groups, dict) else ()
     weights = [scheme.get("weights") for scheme in schemes if isinstance(scheme, dict)]
@@ -89,6 +93,12 @@ def _schemes(settings: QuantizationSettings) -> tuple[_Scheme, ...]:
         for each in weights
         if isinstance(each, dict) and each.get("type", "int") == "int"
     )
+
+
+def _gptq_scheme(values: Mapping[str, Any]) -> _Scheme:
+    group_size = values.get("group_size")
+    is_reordered = values.get("desc_act") is True and group_size not in (-1, None)
+    return _Scheme(values.get("bits", 4), group_size, is_reordered)
 
 
 def widened_format(settings: QuantizationSettings, *, keeps_orders: bool = False) -> str | None:

@@ -136,6 +136,13 @@ def test_the_cpu_engines_fp8_cache_is_as_torchs(scaled: Path, kv_dtype: str, mos
     assert got != exact
 
 
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
+def test_the_scales_of_an_fp8_cache_are_no_others(scaled: Path, kv_dtype: str) -> None:
+    plain = config_of(cached_checkpoint("llama2"), "cpu", kv_dtype=kv_dtype)
+    got, _ = run(scored(config_of(scaled, "cpu", kv_dtype=kv_dtype)))
+    assert got == run(scored(plain))[0]
+
+
 @pytest.mark.parametrize("quantize", ["int8", "int4"])
 def test_quantized_weights_serve(quantize: str) -> None:
     """The same weights as the CPU engine's, whose activations are rounded too."""
