@@ -32,10 +32,8 @@ def route(
         if top_groups < num_groups:
             groups = chances.view(len(chances), num_groups, -1)
             best = _top(groups.topk(group_best, -1).values.sum(-1), top_groups)
-            kept = torch.zeros_like(groups, dtype=torch.bool).index_put_(
-                (torch.arange(len(best), device=best.device).unsqueeze(1), best),
-                torch.tensor(True, device=best.device),
-            )
+            where = best.unsqueeze(-1).expand(-1, -1, groups.shape[2])
+            kept = torch.zeros_like(groups, dtype=torch.bool).scatter_(1, where, True)
             chances = groups.masked_fill(~kept, -torch.inf).flatten(1)
         ids = _top(chances, top_k)
         weights = scores.gather(1, ids)

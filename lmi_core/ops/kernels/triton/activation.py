@@ -121,9 +121,9 @@ def _activation_kernel(
     if ACTIVATION == "gelu":
         activated = gate * 0.5 * (1.0 + tl.erf(gate * 0.7071067811865476))
     elif ACTIVATION == "relu":
-        activated = tl.maximum(gate, 0.0)
+        activated = tl.where(gate < 0.0, 0.0, gate)  # a NaN stays one
     elif ACTIVATION == "relu2":
-        activated = tl.maximum(gate, 0.0) * tl.maximum(gate, 0.0)
+        activated = tl.where(gate < 0.0, 0.0, gate * gate)
     else:
         # gelu_tanh: (1 + tanh(z)) / 2 is sigmoid(2 z); 1.5957... is 2 sqrt(2 / pi).
         slope = 1.702 if ACTIVATION == "clamped_swiglu" else 1.0

@@ -8,6 +8,9 @@ many, over all keys, or, of single rows, over a split of them.
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -19,7 +22,9 @@ from lmi_core.ops.kernels.triton.codes import StoredCache, widened
 MAX_ROWS = 64
 """Scores' rows of a program: tokens times query heads."""
 MIN_ROWS = 16
-BLOCK_KEYS = 32
+BLOCK_KEYS, FEW_KEYS = 32, 16
+MANY_KEYS_BYTES = 132 << 10
+"""Of a block's shared memory, from which it has BLOCK_KEYS of two bytes; else FEW_KEYS fit."""
 MIN_PART = 16
 NUM_WARPS = 8
 
@@ -28,6 +33,15 @@ def prefill_tokens(group: int) -> int:
     """Tokens of a prefill's tile, for a group of so many query heads."""
     tokens: int = MAX_ROWS // triton.next_power_of_2(group)
     return max(1, tokens)
+
+
+@functools.cache
+def _block_keys(device: torch.device) -> int:
+    if device.type != "cuda":
+        return BLOCK_KEYS
+    properties: Any = torch.cuda.get_device_properties(device)
+    has_many = properties.shared_memory_per_block_optin >= MANY_KEYS_BYTES
+    return BLOCK_KEYS if has_many else FEW_KEYS
 
 
 def wide_attention(
@@ -51,7 +65,7 @@ def wide_attention(
         "BLOCK_SIZE": step.block_size,
         "BLOCK_DIM": block_dim,
         "BLOCK_REST": max(MIN_PART, triton.next_power_of_2(head_dim - block_dim)),
-        "BLOCK_KEYS": BLOCK_KEYS,
+        "BLOCK_KEYS": _block_keys(q.device),
         "IS_LATENT": keys.data_ptr() == values.data_ptr(),
         "IS_WIDENED": q.device.type != "cuda",
         "CODE": cache.code,

@@ -20,6 +20,8 @@ from lmi_core.ops.kernels.triton.attention_tile import attend_tile, head_scores
 from lmi_core.ops.kernels.triton.codes import StoredCache
 
 PARTITION_KEYS = 256
+MAX_SCORE_ROWS = 256
+"""Of a tile: tokens times query heads of a key's."""
 MAX_PARTIAL_BYTES = 256 << 20
 """Partial results held at once; more tiles are taken one part after the other."""
 _MERGE_SIZES = ("HEAD_DIM", "BLOCK_DIM", "HAS_WINDOW", "HAS_SINKS")
@@ -54,7 +56,13 @@ def attention(
     sizes = kernel_sizes(q, keys, step, num_q_heads, window, soft_cap, slopes, sinks)
     merge_sizes = {name: sizes[name] for name in _MERGE_SIZES}
     del sizes["HAS_SINKS"]
-    for tiles, rows_per_tile in ((_single_tiles(step), 1), (step.query_tiles, QUERY_TILE)):
+    # A tile's scores lie in shared memory, of all query heads of a key's.
+    block_group = triton.next_power_of_2(sizes["GROUP"])
+    query_tile = max(1, min(QUERY_TILE, MAX_SCORE_ROWS // block_group))
+    for tiles, rows_per_tile in (
+        (_single_tiles(step), 1),
+        (step.tiles_of(query_tile), query_tile),
+    ):
         most = max(1, MAX_PARTIAL_BYTES // (row_bytes * rows_per_tile))
         for part in tiles.split(most) if len(tiles) else ():
             num_rows = len(part) * rows_per_tile
@@ -76,9 +84,9 @@ def attention(
                 scale * cache.fixed.keys,
                 soft_cap,
                 window,
-                QUERY_TILE=QUERY_TILE,
+                QUERY_TILE=query_tile,
                 PARTITION_KEYS=PARTITION_KEYS,
-                BLOCK_GROUP=triton.next_power_of_2(sizes["GROUP"]),
+                BLOCK_GROUP=block_group,
                 CODE=cache.code,
                 **sizes,
             )
