@@ -36,6 +36,8 @@ OTHER_TESTS = (
         "device_linear",
         "device_sampling",
         "device_attention",
+        "device_norms",
+        "device_experts",
         "coded_caches",
         "coded_results",
         "native_coded_attention",

@@ -107,11 +107,13 @@ def test_a_child_that_was_killed_while_idle_is_replaced() -> None:
     run(test)
 
 
-def test_a_caller_that_leaves_ends_its_call() -> None:
+def test_a_caller_that_leaves_ends_its_call(tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+
     async def test(pool: SandboxPool) -> None:
         pid = await pool.run(work.pid, limits=LIMITS)
-        task = asyncio.create_task(pool.run(work.sleep, 1000.0, limits=LIMITS))
-        await until(lambda: any(one._process is not None for one in pool._running))
+        task = asyncio.create_task(pool.run(work.sleep, 1000.0, begun, limits=LIMITS))
+        await until(begun.exists)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from pathlib import Path
 
 
 def pid() -> int:
@@ -16,7 +17,10 @@ def spin() -> None:
         pass
 
 
-def sleep(seconds: float) -> None:
+def sleep(seconds: float, begun: Path | None = None) -> None:
+    """``begun``: a file that is there from then on."""
+    if begun is not None:
+        begun.touch()
     time.sleep(seconds)
 
 
