@@ -39,6 +39,8 @@ FORMATTED := $(shell find csrc tests/cpp tests/cuda_emulator -name '*.h' -o -nam
 # Whole suites take every core, also while a test waits; a test file of one's own is quicker without
 # workers.
 PYTEST := $(BIN)/python -m pytest -n $(shell expr $$(nproc) + 1) --dist worksteal
+# Kernels that are interpreted or watched never wait: a worker more would import everything once more.
+PYTEST_KERNELS := $(BIN)/python -m pytest -n $(shell nproc) --dist worksteal
 CMAKE := cmake -S . -GNinja -DLMI_PYTHON=OFF
 # The thread sanitizer of older compilers can't stand much address randomisation.
 NO_ASLR := $(shell setarch -R true 2>/dev/null && echo setarch -R)
@@ -62,7 +64,7 @@ test: build
 	$(PYTEST) --durations=30
 
 test-triton: build
-	TRITON_INTERPRET=1 $(PYTEST) -k 'triton and not cuda' tests/ops \
+	TRITON_INTERPRET=1 $(PYTEST_KERNELS) -k 'triton and not cuda' tests/ops \
 	  tests/runners/device/test_torch_runner.py tests/runners/device/test_device_dtypes.py \
 	  tests/runners/device/test_torch_invariance.py
 
@@ -73,8 +75,9 @@ build-races: build
 NO_KERNELS := says or notices or closing or preempted or shapes_that
 
 test-races: build-races
-	LMI_TEST_RACES=1 $(PYTEST) tests/runners/device/test_cuda_runner.py tests/ops \
-	  -k '((native and cpu) or races or traffic or cuda_runner) and not ($(NO_KERNELS))'
+	LMI_TEST_RACES=1 $(PYTEST_KERNELS) tests/runners/device/test_cuda_runner.py \
+	  tests/runners/device/test_cuda_ranks.py tests/ops \
+	  -k '((native and cpu) or races or traffic or cuda_runner or cuda_ranks) and not ($(NO_KERNELS))'
 
 text-generation-client:
 	$(PYTHON) -m venv build/$@
@@ -165,10 +168,10 @@ build: $(VENV)/.installed-test
 	cmake --build build/native --target lmi_tests lmi_cuda_emulator
 	touch $(VENV)/.installed
 
-# What users need: no torch, no build tools left behind, no bytecode of modules never imported.
+# What users need: kernels for this processor alone (`make build` adds the others), no torch, no build tools left behind, no bytecode of modules never imported.
 $(VENV)/.installed: $(SOURCES) | $(BIN)/python
 	@echo 'Fetching packages and compiling: about two minutes on two cores, without a word'
-	$(BIN)/python -m pip install --quiet --no-compile -e .
+	CMAKE_ARGS="-DLMI_LEVELS=own $$CMAKE_ARGS" $(BIN)/python -m pip install --quiet --no-compile -e .
 	find $(VENV) -name __pycache__ -prune -exec rm -r {} +
 	touch $@
 

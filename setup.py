@@ -50,6 +50,7 @@ class CMakeBuild(build_ext):
             f"-B{build_dir}",
             f"-DPython_EXECUTABLE={sys.executable}",
             f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",
+            "-DLMI_LEVELS=all",
             *os.environ.get("CMAKE_ARGS", "").split(),
         ]
         subprocess.check_call(configure + self._generator(build_dir))

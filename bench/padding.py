@@ -2,6 +2,7 @@
 
     python -m bench.padding --shape 160m --dtype bf16
     python -m bench.padding --sparsities 0.33 --lengths end now
+    python -m bench.padding --plot padding.svg
 
 Requests whose prompts and answers have all lengths, more than run at once, are served in padded
 batches by Transformers, for each ``max_sparsity``, and by the lmi engine, in turn, round by round.
@@ -10,6 +11,8 @@ of a step; ``moved`` says how often a sequence's cache was copied into another b
 generated ones, medians of the rounds (lowest to highest), and ``tok/CPU s`` those of a second of
 the process' time, which with ``--threads 1`` tells something on a busy machine, too. ``now``:
 sequences are grouped by the lengths that they have, not by those that they will have in the end.
+``--plot`` draws padding, calls and tokens a second over ``max_sparsity``, with the engine that has
+no padding as a broken line.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ import random
 import statistics
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,6 +43,10 @@ class Case(NamedTuple):
 
     max_sparsity: float | None
     lengths: str = "end"
+
+    @property
+    def is_drawn(self) -> bool:
+        return self.max_sparsity is not None and self.lengths == "end"
 
     def __str__(self) -> str:
         if self.max_sparsity is None:
@@ -124,18 +131,77 @@ async def serve(engine: Engine, requests: Sequence[Request]) -> Result:
     return Result(seconds, cpu_seconds, _COUNTS.copy(), num_steps)
 
 
-def show(case: Case, results: Sequence[Result], num_tokens: int) -> None:
-    rates = [num_tokens / result.seconds for result in results]
-    cpu_rate = statistics.median(num_tokens / result.cpu_seconds for result in results)
-    counts, num_steps = results[-1].counts, results[-1].num_steps
-    padding = counts["padding"] / max(1, counts["keys"])
-    spread = f"({min(rates):.1f} to {max(rates):.1f})"
-    calls = counts["calls"] / num_steps if counts["calls"] else 1.0
+class Summary(NamedTuple):
+    padding: float
+    calls: float
+    moved: int
+    cpu_rate: float
+    rates: list[float]
+
+    @classmethod
+    def of(cls, results: Sequence[Result], num_tokens: int) -> Summary:
+        counts, num_steps = results[-1].counts, results[-1].num_steps
+        return cls(
+            padding=counts["padding"] / max(1, counts["keys"]),
+            calls=counts["calls"] / num_steps if counts["calls"] else 1.0,
+            moved=counts["moved"],
+            cpu_rate=statistics.median(num_tokens / result.cpu_seconds for result in results),
+            rates=[num_tokens / result.seconds for result in results],
+        )
+
+
+def show(case: Case, summary: Summary) -> None:
+    rates = summary.rates
     print(
-        f"{case!s:>12} {padding:9.1%} {calls:7.2f} {counts['moved']:7} {cpu_rate:10.1f} "
-        f"{statistics.median(rates):8.1f} {spread}",
+        f"{case!s:>12} {summary.padding:9.1%} {summary.calls:7.2f} {summary.moved:7} "
+        f"{summary.cpu_rate:10.1f} {statistics.median(rates):8.1f} "
+        f"({min(rates):.1f} to {max(rates):.1f})",
         flush=True,
     )
+
+
+def plot(summaries: Mapping[Case, Summary]) -> str:
+    """An SVG picture of three panels, each from 0 to its greatest value."""
+    drawn = sorted((case.max_sparsity, each) for case, each in summaries.items() if case.is_drawn)
+    without = summaries[Case(None)]
+    panels = (
+        ("padding, % of keys read", lambda each: 100 * each.padding),
+        ("groups: calls a step", lambda each: each.calls),
+        ("tokens per second of the processor", lambda each: each.cpu_rate),
+    )
+    body = "".join(
+        _panel(60 + 300 * i, title, [(x, value(each)) for x, each in drawn], value(without))
+        for i, (title, value) in enumerate(panels)
+    )
+    return (
+        '<svg xmlns="http://www.w3.org/2000/svg" width="900" height="260" fill="none" '
+        'font-family="sans-serif" font-size="12"><style>text { fill: #444 }</style>'
+        f'<rect width="100%" height="100%" fill="white"/>{body}'
+        '<text x="60" y="252">max_sparsity; broken: the lmi engine, without padding</text></svg>\n'
+    )
+
+
+def _panel(left: int, title: str, points: Sequence[tuple[float, float]], without: float) -> str:
+    most = max(without, *(value for _, value in points)) or 1.0
+
+    def y(value: float) -> float:
+        return 210 - 170 * value / most
+
+    line = " ".join(f"{left + 200 * x:.1f},{y(value):.1f}" for x, value in points)
+    parts = [
+        f'<text x="{left}" y="22">{title}</text>',
+        f'<path d="M{left} 40V210H{left + 210}" stroke="#8b949e"/>',
+        f'<path d="M{left} {y(without):.1f}h210" stroke="#d1690a" stroke-dasharray="5 4"/>',
+        f'<polyline points="{line}" stroke="#1f6feb" stroke-width="2"/>',
+    ]
+    for value in {0.0, most, without}:
+        label = f'<text x="{left - 6}" y="{y(value) + 4:.1f}" text-anchor="end">{value:.3g}</text>'
+        parts.append(label)
+    for x, value in points:
+        at = left + 200 * x
+        parts.append(f'<circle cx="{at:.1f}" cy="{y(value):.1f}" r="3.5" fill="#1f6feb"/>')
+        parts.append(f'<text x="{at:.1f}" y="228" text-anchor="middle">{x:g}</text>')
+    return "".join(parts)
 
 
 async def measure(options: argparse.Namespace) -> None:
@@ -154,8 +220,11 @@ async def measure(options: argparse.Namespace) -> None:
                 results[case].append(await serve(engine, requests))
     titles = ("padding", 9), ("calls", 7), ("moved", 7), ("tok/CPU s", 10), ("tok/s", 8)
     print(f"{'max_sparsity':>12}", *(f"{title:>{width}}" for title, width in titles))
-    for case in cases:
-        show(case, results[case], num_tokens)
+    summaries = {case: Summary.of(results[case], num_tokens) for case in cases}
+    for case, summary in summaries.items():
+        show(case, summary)
+    if options.plot is not None:
+        options.plot.write_text(plot(summaries))
 
 
 def main() -> None:
@@ -169,6 +238,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int)
+    parser.add_argument("--plot", type=Path, help="an SVG picture of the table")
     asyncio.run(measure(parser.parse_args()))
 
 

@@ -4,13 +4,14 @@
 
 In turn, ``--rounds`` times, the 160m model's steps are timed, the trace is played by the engine in
 real time, and the steps are timed once more: batches of 1 to 32 that decode, prompts of 48 to 2048
-tokens, and what passes between steps of which the second needs the first one's tokens, prompts
-beside texts. The simulator's costs are scaled by what these take beside its table
-(``bench/step_seconds.py``), by the mean of before and behind, and the simulator plays the trace
-with them; last comes the median of the rounds' ratios. Requests come at nearly the rate that the
-machine of the table can serve, where a tenth more of a step's time doubles the wait for a first
-token: on a machine that is slower take ``--stretch 1.5``, which has them come at two thirds of the
-rate. Wants a quiet machine: what else runs takes time from the engine alone.
+tokens (the median, and how single steps differ from it), and prompts beside texts, of which what
+such a step takes beside the sum of its parts, and what passes until the next one, which needs its
+tokens. The simulator's costs are scaled by what
+these take beside its table (``bench/step_seconds.py``), by the mean of before and behind, and the
+simulator plays the trace with them; last comes the median of the rounds' ratios. Requests come at
+nearly the rate that the machine of the table can serve, where a tenth more of a step's time doubles
+the wait for a first token: on a machine that is slower take ``--stretch 1.5``, which has them come
+at two thirds of the rate. Wants a quiet machine: what else runs takes time from the engine alone.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from bench.checkpoints import checkpoint
 from bench.schedule import POLICIES, Served, Simulation, show, summary
-from bench.step_seconds import LLAMA_160M_BF16, Points, Work
+from bench.step_seconds import LLAMA_160M_BF16, Points, StepSeconds, Work
 from bench.traces import TRACES, Trace
 from lmi_core.bench.offline import StepLog
 from lmi_core.engine.engine import Engine
@@ -53,20 +55,25 @@ async def ask(
     return ids
 
 
-async def factors_of(engine: Engine, log: StepLog, rng: random.Random) -> Points:
-    """By rows of a step: how many times as long as the table says it takes here."""
+async def factors_of(
+    engine: Engine, log: StepLog, rng: random.Random
+) -> tuple[Points, list[float]]:
+    """By rows of a step: how many times as long as the table says it takes here, in the median; and
+    how many times as long as that single decode steps took."""
     vocab_size = engine.info.runner.vocab_size
 
     def prompt(num: int) -> list[int]:
         return [rng.randrange(4, vocab_size) for _ in range(num)]
 
-    factors = {}
+    factors, spread = {}, []
     for batch in _BATCHES:
         log.steps.clear()
         await asyncio.gather(
             *(ask(engine, prompt(_NUM_PROMPT), _NUM_NEW, []) for _ in range(batch))
         )
-        native_s = statistics.median(native_s for _, native_s in log.decode_steps(batch))
+        all_s = [native_s for _, native_s in log.decode_steps(batch)]
+        native_s = statistics.median(all_s)
+        spread += [each_s / native_s for each_s in all_s]
         table_s = LLAMA_160M_BF16.of([Work(_NUM_PROMPT + _NUM_NEW // 2, 1, True)] * batch)
         factors[batch] = native_s / table_s
     for num in _PROMPTS:
@@ -75,12 +82,14 @@ async def factors_of(engine: Engine, log: StepLog, rng: random.Random) -> Points
             await ask(engine, prompt(num), 1, [])
         times = [step.native_seconds for _, step in log.steps if step.num_tokens == num]
         factors[num] = statistics.median(times) / LLAMA_160M_BF16.of([Work(0, num, True)])
-    return tuple(sorted(factors.items()))
+    return tuple(sorted(factors.items())), spread
 
 
-async def gap_of(engine: Engine, log: StepLog, rng: random.Random) -> float:
-    """Seconds from the end of a step to the start of one that needs its tokens, where texts decode
-    beside prompts."""
+async def beside_prompts(
+    engine: Engine, log: StepLog, rng: random.Random, costs: StepSeconds
+) -> tuple[float, float]:
+    """Where texts decode beside prompts: seconds from the end of a step to the start of one that
+    needs its tokens, and how many times as long as ``costs`` say such a step takes."""
     vocab_size = engine.info.runner.vocab_size
 
     def prompt() -> list[int]:
@@ -98,12 +107,29 @@ async def gap_of(engine: Engine, log: StepLog, rng: random.Random) -> float:
         for (before, _), (after, step) in itertools.pairwise(log.steps)
         if step.num_tokens > step.num_seqs > 1
     ]
-    return max(0.0, statistics.median(gaps))
+    mixed = []
+    for _, step in log.steps:
+        num_texts = step.num_seqs - 1
+        if step.num_tokens > step.num_seqs > 1:
+            texts_work = [Work(_NUM_PROMPT + 2 * _NUM_TURNS, 1, True)] * num_texts
+            works = [*texts_work, Work(0, step.num_tokens - num_texts, True)]
+            mixed.append(step.native_seconds / costs.of(works))
+    return max(0.0, statistics.median(gaps)), statistics.median(mixed)
 
 
-async def costs_of(engine: Engine, log: StepLog, rng: random.Random) -> tuple[Points, float]:
-    """Factors of the table and the gap."""
-    return await factors_of(engine, log, rng), await gap_of(engine, log, rng)
+class Timed(NamedTuple):
+    """What steps take here."""
+
+    factors: Points
+    spread: list[float]
+    gap_s: float
+    mixed: float
+
+
+async def costs_of(engine: Engine, log: StepLog, rng: random.Random) -> Timed:
+    factors, spread = await factors_of(engine, log, rng)
+    scaled = LLAMA_160M_BF16.scaled(factors)
+    return Timed(factors, spread, *await beside_prompts(engine, log, rng, scaled))
 
 
 async def play(engine: Engine, trace: Trace, rng: random.Random) -> list[Served]:
@@ -150,16 +176,24 @@ async def measure(options: argparse.Namespace) -> None:
             timed.append(await costs_of(engine, log, rng))
             factors = tuple(
                 (rows, (before + behind) / 2)
-                for (rows, before), (_, behind) in zip(*(each for each, _ in timed), strict=True)
+                for (rows, before), (_, behind) in zip(*(t.factors for t in timed), strict=True)
             )
-            gap_s = statistics.mean(gap_s for _, gap_s in timed)
-            costs = replace(LLAMA_160M_BF16.scaled(factors), gap_s=gap_s)
+            gap_s = statistics.mean(each.gap_s for each in timed)
+            mixed = statistics.mean(each.mixed for each in timed)
+            spread = tuple(itertools.chain.from_iterable(each.spread for each in timed))
+            costs = replace(
+                LLAMA_160M_BF16.scaled(factors), gap_s=gap_s, mixed=mixed, spread=spread
+            )
             run = Simulation(trace, POLICIES["engine"], costs, engine.info.runner)
             simulated = summary(run.run(), run.now_s)
             show(options.trace, "simulated", simulated)
             shown = ", ".join(f"{rows}: {factor:.2f}" for rows, factor in factors)
             load = os.getloadavg()[0]
-            print(f"  steps take x{shown}; gap {1e3 * gap_s:.1f} ms; load {load:.1f}", flush=True)
+            print(
+                f"  steps take x{shown}; gap {1e3 * gap_s:.1f} ms; prompts beside "
+                f"texts x{mixed:.2f}; load {load:.1f}",
+                flush=True,
+            )
             for name, value in measured.items():
                 ratios.setdefault(name, []).append(
                     value / simulated[name] if simulated[name] else 1.0

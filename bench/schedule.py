@@ -155,6 +155,7 @@ class Simulation:
         self._trace = trace
         self._is_fair = variant.is_fair
         self._rng = random.Random(0)
+        self._spread = random.Random(1)
         self._later: dict[int, list[int]] = {}
         self._to_come: list[tuple[float, int]] = []
         for i, arrival in enumerate(trace):
@@ -232,7 +233,7 @@ class Simulation:
             return None
         step = next(self._steps)
         fill(plan, step)
-        return _Submitted(plan, step, self._costs.of(list(_works(plan))))
+        return _Submitted(plan, step, self._seconds(list(_works(plan))))
 
     def _submit_ahead(self, submitted: _Submitted) -> _Submitted | None:
         if not self._info.runs_ahead or submitted.seconds > MAX_AHEAD_S:
@@ -243,7 +244,10 @@ class Simulation:
         works = [Work(len(sequence.token_ids), 1, True) for sequence in plan.sequences]
         step = next(self._steps)
         self.scheduler.fill_ahead(plan, step)
-        return _Submitted(plan, step, self._costs.of(works))
+        return _Submitted(plan, step, self._seconds(works))
+
+    def _seconds(self, works: list[Work]) -> float:
+        return self._costs.of(works) * self._spread.choice(self._costs.spread)
 
     def _commit(self, submitted: _Submitted) -> None:
         plan, step, _ = submitted

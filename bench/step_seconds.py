@@ -46,6 +46,10 @@ class StepSeconds:
     """A key read by one row of a prompt's chunk."""
     gap_s: float
     """From the end of a step to the next one's start, where that needs the first one's tokens."""
+    mixed: float = 1.0
+    """So many times the sum a step takes in which rows of prompts are beside texts that decode."""
+    spread: tuple[float, ...] = (1.0,)
+    """How many times the median single steps took that were alike."""
 
     def scaled(self, factors: Points) -> StepSeconds:
         """So many times as long, by the rows: on lines between ``factors``, and as the nearest of
@@ -75,7 +79,8 @@ class StepSeconds:
         for work in works:
             key_s = self.decode_key_s if work.num_tokens == 1 else self.prompt_key_s
             seconds += key_s * work.num_keys
-        return seconds
+        are_single = {work.num_tokens == 1 for work in works}
+        return seconds * (self.mixed if len(are_single) > 1 else 1.0)
 
 
 LLAMA_160M_BF16 = StepSeconds(

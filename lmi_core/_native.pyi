@@ -15,6 +15,7 @@ from lmi_core.weights.formats import BlockFormat, PackFormat, RowRounding
 
 DTypeName = Literal["fp32", "bf16", "fp16", "int8", "int4"]
 RowSymbol = Literal["T", "L", "E"]
+TokenIds = Sequence[int] | npt.NDArray[np.int32]
 Activation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu2", "clamped_swiglu"]
 
 kernels: ModuleType  # one kernel at a time over numpy arrays, for tests and benches
@@ -24,6 +25,9 @@ class NativeError(RuntimeError):
 
 def instruction_sets() -> list[str]:
     """Names of the instruction-set levels compiled in that this CPU can run, best last."""
+
+def unbuilt_instruction_sets() -> list[str]:
+    """Names of the levels that this CPU can run and the build leaves out (`make run` does)."""
 
 def default_instruction_set() -> str:
     """The best level, or the one that the environment variable LMI_INSTRUCTION_SET names."""
@@ -85,6 +89,22 @@ class BlockPool:
 # ---------------------------------------------------------------- step
 
 @final
+class LogitBiases:
+    """What a request adds to logits, the same for all of its rows."""
+
+    def __init__(
+        self,
+        of_tokens: Sequence[tuple[int, float]],
+        of_sequences: Sequence[tuple[Sequence[int], float]] = (),
+    ) -> None:
+        """Of tokens whatever comes before them, and of sequences' last tokens, where what was observed
+        last are the others; sequences longer than the text so far have none. Several of a token are
+        summed in fp32 in this order, those of sequences of one token before the others'."""
+    @property
+    def num_last(self) -> int:
+        """How many of a text's last tokens matter to it; 0: none."""
+
+@final
 class SamplingTable:
     """Per-row sampling state that ``sample`` nodes read: parameters and the counts of seen tokens.
 
@@ -107,20 +127,32 @@ class SamplingTable:
         seed: int,
         choice: int,
         num_logprobs: int,  # -1: not even the sampled token's
-        logit_bias: Sequence[tuple[int, float]],
-        banned_ids: Sequence[int],
+        banned_ids: TokenIds,
         min_tokens: int,
-        min_tokens_banned_ids: Sequence[int],
+        min_tokens_banned_ids: TokenIds,
         watermark_gamma: float = 0.0,
         watermark_delta: float = 0.0,
+        biases: LogitBiases | None = None,
+        epsilon_cutoff: float = 0.0,
+        eta_cutoff: float = 0.0,
+        prompt_reward: float = 1.0,
+        prompt_ids: TokenIds = (),
+        length_start: int = 0,
+        length_factor: float = 1.0,
+        length_ids: TokenIds = (),
     ) -> None:
         """Set a row and clear its counts. temperature 0 = greedy; top_k 0, top_p 1, min_p 0,
         typical_p 1, repetition 1, presence 0, frequency 0 = off. ``min_tokens_banned_ids`` (eos,
         stop ids) are banned while fewer than ``min_tokens`` output tokens were observed. A share
         ``watermark_gamma`` of the vocabulary, chosen by the token before, gets ``watermark_delta``
-        added; 0 = off."""
+        added; 0 = off. ``biases`` are shared with other rows; drafts aren't among the last tokens.
+        Ids come fastest as arrays. Cutoffs: shares of the probability below which tokens are
+        dropped; 0 = off. Logits of ``prompt_ids``, which differ, are
+        ``prompt_reward`` times as great, or as many times less negative. Those of ``length_ids``
+        grow, for each output token beyond ``length_start``, by their amount times
+        ``length_factor`` to the power of these, less 1."""
     def observe_prompt(self, row: int, token_ids: Sequence[int]) -> None:
-        """Count prompt tokens (they matter to the repetition penalty); no-op unless it is on."""
+        """Count prompt tokens, for what they matter to: repetition penalty, sequences' biases."""
     def observe(self, row: int, token_id: int) -> None:
         """Count one output token."""
     def observe_many(self, row: int, token_ids: Sequence[int]) -> None:
@@ -134,7 +166,8 @@ class SamplingTable:
         """For samplers written in Python: an array per parameter named as in ``set`` (temperature to
         num_logprobs), one entry per row given, and ``biases`` (id, bias), ``seen`` (id, times
         generated; only under a penalty) and ``bans`` (id, 0), each as arrays (indices into
-        ``rows`` int32, ids int32, values float32). ``drafts``: per row, tokens that it counts as
+        ``rows`` int32, ids int32, values float32), and ``scales``, with two values: the factors of
+        logits above 0 and of others, once penalties are applied. ``drafts``: per row, tokens that it counts as
         generated; ``previous_ids``: its last token, behind which a watermark adds to ``biases``."""
 
 def favoured_tokens(previous_id: int, gamma: float, vocab_size: int) -> npt.NDArray[np.int32]:
@@ -213,7 +246,10 @@ class Step:
         this step runs."""
     def take_token(self, token_row: int, source: Step, logit_row: int) -> None:
         """A token's id is what a logit row samples of ``source``, a step executed before this one; 0 for
-        a row that samples none or an id beyond the vocabulary. Both steps run on the CPU."""
+        a row that samples none or an id beyond the vocabulary."""
+    def take_tokens(self) -> None:
+        """Write these ids, and those of the step that it follows, into ``token_ids``; both are
+        executed. Workers of the CPU do so by themselves."""
     def add_mask(self, logit_row: int) -> npt.NDArray[np.uint32]:
         """Restrict what a logit row samples: a writable mask of one bit per token id, lowest first, all
         clear. It may be written until ``set_mask_ready``, also while the step runs: ``sample`` waits."""
@@ -701,6 +737,11 @@ class RankGroup:
     def descriptor(self) -> int: ...
     @property
     def is_lost(self) -> bool: ...
+    @property
+    def reason(self) -> str:
+        """Why it is lost."""
+    def wait_until_over(self) -> None:
+        """Until it is closed or lost. Releases the GIL."""
     def lose(self, why: str) -> None:
         """All waits end and all steps fail, in every rank."""
     def close(self) -> None:
@@ -731,9 +772,9 @@ class DeviceWorker:
     """Two threads that launch steps of a started step list and read their results, without
     Python."""
 
-    def __init__(self, library: str, step_list: int) -> None:
+    def __init__(self, library: str, step_list: int, group: RankGroup | None = None) -> None:
         """``library``: the file of the CUDA kernels; ``step_list``: an ``LmiStepList*`` of it, which
-        must outlive the worker."""
+        must outlive the worker; ``group``: of the ranks that run what this one, rank 0, does."""
     @property
     def capture_error(self) -> str:
         """Why decode steps are captured no more; "" if they are."""
@@ -745,6 +786,9 @@ class DeviceWorker:
         """Wait until every submitted step is done. Releases the GIL."""
     def close(self) -> None:
         """Finish what is queued and join both threads. Releases the GIL."""
+
+def serve_device_rank(group: RankGroup, library: str, step_list: int) -> None:
+    """Launch rank 0's steps until the group is closed; the process ends when it is lost."""
 
 @final
 class TokenIndex:

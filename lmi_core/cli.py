@@ -35,12 +35,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     With ``LMI_DEBUG=1`` in the environment the traceback is shown instead.
     """
-    if sys.stdout is None:  # closed by whoever started us
+    if sys.stdin is None:  # closed by whoever started us, as the others may be
+        sys.stdin = open(os.devnull)  # noqa: SIM115
+    if sys.stdout is None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     try:
-        _check_instruction_set(os.environ.get("LMI_INSTRUCTION_SET", ""), "LMI_INSTRUCTION_SET=")
+        if name := os.environ.get("LMI_INSTRUCTION_SET"):
+            from lmi_core.runners.cpu.sizes import check_instruction_set
+
+            check_instruction_set(name, f"LMI_INSTRUCTION_SET={name}")
         code = _run(sys.argv[1:] if argv is None else list(argv))
         sys.stdout.flush()  # here a failure can still be told
         return code
@@ -159,7 +164,9 @@ def _bench_parser() -> argparse.ArgumentParser:
         usage="lmi bench {prefill,decode,serve} [MODEL | --url URL] [flags] [flags of lmi serve]",
         description="Measures the engine on this machine, or a server under load.",
     )
-    parser.add_argument("kind", choices=KINDS, help="of serve, offline where there is no --url")
+    kinds = f"{{{','.join(KINDS)}}}"  # in the place of a name that a message would call it by
+    text = "of serve, offline where there is no --url"
+    parser.add_argument("kind", choices=KINDS, metavar=kinds, help=text)
     add_arguments(parser)
     return parser
 
@@ -174,19 +181,6 @@ def _replay_parser() -> argparse.ArgumentParser:
     )
     add_arguments(parser)
     return parser
-
-
-def _check_instruction_set(name: str, given_as: str) -> None:
-    if not name:
-        return
-    from lmi_core._native import instruction_sets
-
-    if name not in instruction_sets():
-        allowed = ", ".join(instruction_sets())
-        raise UserError(
-            f"{given_as}{name} is not available here; this machine runs {allowed}",
-            field="instruction_set",
-        )
 
 
 def _serve(argv: list[str]) -> int:

@@ -58,10 +58,17 @@ def examine() -> list[Finding]:
         *_native(),
         *_gpus(),
         _placement(),
-        *_ops(),
-        _cuda_kernels(),
+        *([*_ops(), _cuda_kernels()] if _asks_for_ops() else []),
         *_packages(),
     ]
+
+
+def _asks_for_ops() -> bool:
+    """Whether what would run on a GPU matters here: 20 lines that others needn't read."""
+    from lmi_core.config.targets.gpus import driver_version
+
+    has_gpu = shutil.which("nvidia-smi") is not None or driver_version() is not None
+    return has_gpu or bool(os.environ.get("LMI_OPS"))
 
 
 def _native() -> list[Finding]:
@@ -72,10 +79,9 @@ def _native() -> list[Finding]:
         return [Finding("lmi engine", text, is_problem=True)]
     info = native.cpu_info()
     levels = native.instruction_sets()
-    others = ", ".join(levels[:-1])
     return [
         Finding("processor", _processor(info)),
-        Finding("kernels", f"{levels[-1]}" + (f" (also built: {others})" if others else "")),
+        _kernels(levels, native.unbuilt_instruction_sets()),
         Finding(
             "threads",
             f"{native.num_physical_cores()} (physical cores within affinity and quota; "
@@ -84,6 +90,15 @@ def _native() -> list[Finding]:
         _memory(info),
         _repack_cache(),
     ]
+
+
+def _kernels(levels: list[str], unbuilt: list[str]) -> Finding:
+    facts = []
+    if levels[:-1]:
+        facts.append(f"also built: {', '.join(levels[:-1])}")
+    if unbuilt:
+        facts.append(f"left out by make run: {', '.join(unbuilt)}; make build adds them")
+    return Finding("kernels", levels[-1] + (f" ({'; '.join(facts)})" if facts else ""))
 
 
 def _processor(info: dict[str, Any]) -> str:

@@ -20,18 +20,19 @@ class HttpUrl(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> HttpUrl:
         """Raises UserError; ``http://`` may be missing, and ``/v1`` at the end doesn't count."""
-        parts = urlsplit(text if "://" in text else f"http://{text}")
         try:
-            port = parts.port
-        except ValueError:
-            port = -1
-        if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
+            parts = urlsplit(text if "://" in text else f"http://{text}")
+            host, port = parts.hostname or "", parts.port
+            is_url = parts.scheme in ("http", "https") and bool(host.encode("idna"))
+        except ValueError:  # brackets, the port, or a label of the host's name that is too long
+            is_url = False
+        if not is_url:
             raise UserError(
                 f"{text[:200]!r} is no URL such as http://127.0.0.1:8080", field="--url"
             )
         is_https = parts.scheme == "https"
         path = parts.path.rstrip("/").removesuffix("/v1")
-        return cls(parts.hostname, port or (443 if is_https else 80), path, is_https)
+        return cls(host, port or (443 if is_https else 80), path, is_https)
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -39,6 +40,9 @@ class HttpUrl(NamedTuple):
 
 
 def key_header() -> dict[str, str]:
-    """What shows a server the key of ``OPENAI_API_KEY``, where there is one."""
-    key = os.environ.get("OPENAI_API_KEY")
+    """What shows a server the key of ``OPENAI_API_KEY``, where there is one; UserError for one that
+    no header can carry."""
+    key = os.environ.get("OPENAI_API_KEY", "").strip()
+    if not key.isascii() or not key.isprintable():
+        raise UserError("OPENAI_API_KEY must be printable ASCII, without line breaks")
     return {"Authorization": f"Bearer {key}"} if key else {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import http.client
 import json
 import shutil
@@ -15,12 +16,15 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from lmi_core import _native
+from lmi_core.bench.roofs import LEAST_WEIGHT_BYTES, measure_read_gb_per_s
 from lmi_core.errors import UserError
 from lmi_core.http_url import HttpUrl, key_header
 
 _CLEAR = "\033[H\033[2J"
 _BAR_WIDTH = 30
 _STALE_S = 5.0
+_MOST_GB_PER_S = 1e5
 Labels = tuple[tuple[str, str], ...]
 
 
@@ -75,6 +79,10 @@ class ModelView:
     """Of prompt tokens that came."""
     kernel_share: float | None
     """Of the steps' time that the worker computed."""
+    read_gb_per_s: float | None = None
+    """Of weights, by kernels; None: nothing ran, or the weights may stay in caches."""
+    roof_share: float | None = None
+    """The same of what the machine can; None: that isn't known, either."""
     latency_ms: dict[str, tuple[float, float] | None] = field(default_factory=dict)
     """Median and 99 % of what ended since the last snapshot; None: nothing did."""
 
@@ -94,8 +102,12 @@ _LATENCIES = {
 }
 
 
-def view(before: Snapshot, after: Snapshot, model: str) -> ModelView:
-    """What one model did between two snapshots of its server."""
+_ROOF_HELP = """GB/s that the server's machine reads from memory, or here: it is this one, measured
+first (a second or two, best while the server is idle); shows the share that reading weights is"""
+
+
+def view(before: Snapshot, after: Snapshot, model: str, roof_gb_per_s: float = 0.0) -> ModelView:
+    """What one model did between two snapshots of its server; a roof of 0 isn't known."""
     seconds = max(1e-9, after.at_s - before.at_s)
 
     def change(name: str) -> float:
@@ -104,6 +116,10 @@ def view(before: Snapshot, after: Snapshot, model: str) -> ModelView:
 
     prompt = change("lmi_prompt_tokens_total")
     step_s = change("lmi_step_seconds_sum")
+    kernel_s = change("lmi_native_step_seconds_sum")
+    num_bytes = change("lmi_read_weight_bytes_total")
+    is_from_memory = num_bytes >= LEAST_WEIGHT_BYTES * max(1.0, change("lmi_steps_total"))
+    read = num_bytes / kernel_s * 1e-9 if kernel_s and is_from_memory else None
     states = ("used", "cached", "free")
     return ModelView(
         name=model,
@@ -115,7 +131,9 @@ def view(before: Snapshot, after: Snapshot, model: str) -> ModelView:
         },
         rates={name: change(counter) / seconds for name, counter in _RATES.items()},
         cached_share=change("lmi_cached_prompt_tokens_total") / prompt if prompt else None,
-        kernel_share=change("lmi_native_step_seconds_sum") / step_s if step_s else None,
+        kernel_share=kernel_s / step_s if step_s else None,
+        read_gb_per_s=read,
+        roof_share=read / roof_gb_per_s if read is not None and roof_gb_per_s else None,
         latency_ms={
             name: _quantiles(before.buckets(family, model), after.buckets(family, model))
             for name, family in _LATENCIES.items()
@@ -182,6 +200,9 @@ def _model_lines(each: ModelView) -> list[str]:
     known = [f"{share:.0%} {name}" for name, share in shares.items() if share is not None]
     if known:
         lines.append(f"  shares   {', '.join(known)}")
+    if each.read_gb_per_s is not None:
+        share = "" if each.roof_share is None else f", {each.roof_share:.0%} of the machine's roof"
+        lines.append(f"  memory   {each.read_gb_per_s:.1f} GB/s of weights by kernels{share}")
     for name, pair in each.latency_ms.items():
         if pair is not None:
             lines.append(f"  {name:<15} median {pair[0]:,.1f} ms, 99 % {pair[1]:,.1f} ms")
@@ -205,9 +226,13 @@ def read(url: HttpUrl) -> Snapshot:
         raise UserError(f"{url} can't be read: {error}", field="URL") from None
     if answer.status == 401:
         raise UserError(f"{url}/metrics wants an API key: put it into OPENAI_API_KEY")
+    other = f"{url}/metrics answered {answer.status}, and not as this server does"
     if answer.status != 200 or "lmi_" not in text:
-        raise UserError(f"{url}/metrics answered {answer.status}, and not as this server does")
-    return Snapshot.parse(time.monotonic(), text)
+        raise UserError(other)
+    try:
+        return Snapshot.parse(time.monotonic(), text)
+    except ValueError:
+        raise UserError(other) from None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -215,19 +240,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--interval", type=float, default=2.0, metavar="SECONDS")
     parser.add_argument("--once", action="store_true", help="print one interval and end")
     parser.add_argument("--json", action="store_true", help="a line of JSON per interval")
+    parser.add_argument("--roof", metavar="GB/S", help=_ROOF_HELP)
 
 
 def top(args: argparse.Namespace) -> int:
     """Show the server until Ctrl-C; off a terminal, screens one below the other."""
     if not 0.05 <= args.interval <= 3600:
         raise UserError(f"--interval must be 0.05 to 3600, got {args.interval:g}")
-    url = HttpUrl.parse(args.url)
+    url, roof = HttpUrl.parse(args.url), _roof(args.roof)
     before = read(url)
     is_live = sys.stdout.isatty() and not args.once and not args.json
     while True:
         time.sleep(args.interval)
         after = read(url)
-        views = [view(before, after, model) for model in after.models]
+        views = [view(before, after, model, roof) for model in after.models]
         if args.json:
             sys.stdout.write(json.dumps(_as_json(views)) + "\n")
         else:
@@ -237,6 +263,19 @@ def top(args: argparse.Namespace) -> int:
         if args.once:
             return 0
         before = after
+
+
+def _roof(text: str | None) -> float:
+    """In GB/s; 0: unknown."""
+    if text == "here":
+        level = _native.default_instruction_set()
+        return measure_read_gb_per_s(_native.num_physical_cores(), level)
+    with contextlib.suppress(ValueError):
+        if text is None or 0 < float(text) <= _MOST_GB_PER_S:
+            return float(text or 0)
+    raise UserError(
+        f"--roof must be here, or above 0 and at most {_MOST_GB_PER_S:g} GB/s, got {text}"
+    )
 
 
 def _as_json(views: Iterable[ModelView]) -> list[dict[str, Any]]:

@@ -44,6 +44,7 @@ LLAMA3_ROPE = _rope(
     high_freq_factor=4.0,
     original_max_position_embeddings=64,
 )
+GLOBAL_ROPE = _rope("linear", rope_theta=1000000.0, factor=8.0)
 YARN_ROPE = _rope("yarn", factor=4.0, original_max_position_embeddings=128)
 
 PARTIAL_ROPE = _rope("default", partial_rotary_factor=0.25)
@@ -113,6 +114,17 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "gemma3_text",
         {"head_dim": 32, "sliding_window": 24, "query_pre_attn_scalar": 20}
         | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    ),
+    "gemma3_scaled": (  # as from 4B up
+        "gemma3_text",
+        {"sliding_window": 20, "tie_word_embeddings": True, "final_logit_softcapping": 4.0}
+        | {"layer_types": ["full_attention", "sliding_attention", "full_attention"]}
+        | {
+            "rope_parameters": {
+                "sliding_attention": _rope("default"),
+                "full_attention": GLOBAL_ROPE,
+            }
+        },
     ),
     "phi3": (
         "phi3",
@@ -200,7 +212,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2_moe": (
         "qwen2_moe",
         {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
-        | {"decoder_sparse_step": 2, "shared_expert_intermediate_size": 40},
+        | {"decoder_sparse_step": 2, "shared_expert_intermediate_size": 80},
     ),
     "olmoe": ("olmoe", {"num_experts": 8, "num_experts_per_tok": 3, "clip_qkv": 0.9}),
     "granite_moe": (

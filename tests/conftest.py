@@ -9,13 +9,19 @@ from collections.abc import Iterator
 import pytest
 
 from tests.config.citations import Citations
-from tests.triton_interpreter import replace_members_once
+from tests.triton_interpreter import quicken
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if config.pluginmanager.hasplugin("hypothesispytest"):  # a machine with a GPU may lack it
+        from hypothesis import settings
+
+        # How long an example takes says how busy the machine is.
+        settings.register_profile("no deadline", deadline=None)
+        settings.load_profile("no deadline")
     config.pluginmanager.register(Citations(config), "citations")
     if os.environ.get("TRITON_INTERPRET") == "1":
-        replace_members_once()
+        quicken()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -34,6 +34,10 @@ from lmi_core.runners.device.device_runner import make_runner
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.text.tokenizer import Tokenizer
 
+MODEL_OPTIONS: dict[str, dict[str, Any]] = {
+    "quantize": {"choices": ("int8", "int4", "fp8")},
+    "kv_dtype": {"choices": ("auto", "int8", "fp8_e4m3fn", "fp8_e5m2"), "default": "auto"},
+}
 CONTEXT = 1024
 NUM_CAPTURING = 16
 """Steps of a batch after which its graph is there."""
@@ -190,8 +194,7 @@ def main() -> None:
     arguments = parse(
         __doc__,
         shape={"choices": sorted(GPU_SHAPES), "default": "llama3-8b"},
-        quantize={"choices": ("int8", "int4", "fp8")},
-        kv_dtype={"choices": ("auto", "int8", "fp8_e4m3fn", "fp8_e5m2"), "default": "auto"},
+        **MODEL_OPTIONS,
         deterministic={"action": "store_true"},
         index={"type": int, "default": 0, "help": "the GPU's number"},
     )

@@ -12,6 +12,7 @@ import argparse
 import functools
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
 from unittest.mock import patch
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor
 
 from bench.gpu.measure import Item, attempt_each, median_s, parse, read_roofs
+from bench.gpu.other_attention import flashinfer_decode, torch_attention, torch_varlen
 from bench.gpu.random_model import random_packed
 from lmi_core.ops.device import packed_weight
 from lmi_core.ops.device.device_step import DeviceStep
@@ -28,6 +30,7 @@ from lmi_core.ops.device.packed_weight import PackedWeight
 from lmi_core.ops.device.paged_cache import KV_DTYPES, CacheScales, PagedCache, Scales
 from lmi_core.ops.device.step_arrays import StepArrays
 from lmi_core.ops.kernels import select
+from lmi_core.runners.device.widest_step import widest_sampling
 
 BLOCK_SIZE = 32
 IMPLEMENTATIONS = ("native", "triton", "torch")
@@ -82,13 +85,17 @@ LINEARS = [(1, 4096, 6144), (16, 4096, 28672), (64, 14336, 4096), (2048, 4096, 2
 UNPACKED = [(rows, 4096, 28672) for rows in (64, 128, 192, 256, 512)]
 UNPACKED += [(rows, 14336, 4096) for rows in (64, 128, 192, 256)]
 CODED = [(rows, 4096, 28672) for rows in (128, 256, 512, 1024, 2048)]
+CODED += [(rows, 14336, 4096) for rows in (128, 256, 512)]
 """Where int4 weights, and int8 and fp8 ones, packed or unpacked first, may be faster."""
 MADE_ROWS = [(rows, 4096, 14336) for rows in (1, 64, 2048)]
 """Rows, columns of norms and of activations."""
+SAMPLES = [(1, 128256), (64, 128256)]
+"""Rows, tokens of the vocabulary."""
 TINY_CASES = [Attention(2, 33, 1, 4, 2, 16), Attention(1, 20, 20, 4, 2, 16)]
 TINY_CASES += [case._replace(kv_dtype=name) for case in TINY_CASES for name in ("int8", "fp8_e5m2")]
 TINY_LINEARS = [(2, 128, 32), (9, 128, 32)]
 TINY_MADE_ROWS = [(2, 96, 160)]
+TINY_SAMPLES = [(2, 500)]
 
 
 class Inputs(NamedTuple):
@@ -159,51 +166,6 @@ def ours(case: Attention, inputs: Inputs, name: str, device: str) -> Callable[[]
     return lambda: attention(*tensors, scales=scales, **heads)
 
 
-def torch_attention(case: Attention, backend: str, device: str) -> Callable[[], object]:
-    """torch's fused attention over contiguous keys and values, which is all that it can read."""
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
-    def random(num_heads: int, num_tokens: int) -> Tensor:
-        shape = (case.num_seqs, num_heads, num_tokens, case.head_dim)
-        return torch.randn(shape, dtype=torch.bfloat16, device=device)
-
-    q = random(case.num_q_heads, case.num_rows)
-    k, v = (random(case.num_kv_heads, case.num_keys) for _ in range(2))
-    is_causal = case.num_rows > 1
-
-    def run() -> Tensor:
-        with sdpa_kernel(SDPBackend[backend]):
-            return torch.nn.functional.scaled_dot_product_attention(
-                q, k, v, is_causal=is_causal, enable_gqa=True
-            )
-
-    return run
-
-
-def flashinfer_decode(case: Attention, inputs: Inputs) -> Callable[[], object]:
-    import flashinfer
-
-    num_columns = -(-case.num_keys // BLOCK_SIZE)
-    workspace = torch.empty(256 << 20, dtype=torch.uint8, device=inputs.q.device)
-    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD")
-    starts = torch.arange(case.num_seqs + 1, dtype=torch.int32, device=inputs.q.device)
-    last = torch.full((case.num_seqs,), (case.num_keys - 1) % BLOCK_SIZE + 1, dtype=torch.int32)
-    wrapper.plan(
-        starts * num_columns,
-        inputs.step.block_tables.flatten(),
-        last.to(inputs.q.device),
-        case.num_q_heads,
-        case.num_kv_heads,
-        case.head_dim,
-        BLOCK_SIZE,
-        q_data_type=torch.bfloat16,
-    )
-    paged = (-1, BLOCK_SIZE, case.num_kv_heads, case.head_dim)
-    cache = inputs.keys.view(paged), inputs.values.view(paged)
-    q = inputs.q.view(case.num_seqs, case.num_q_heads, case.head_dim)
-    return lambda: wrapper.run(q, cache)
-
-
 def attention_items(case: Attention, device: str, roofs: dict[str, float]) -> list[Item]:
     sides: dict[str, Callable[[], Callable[[], object]]] = {
         name: lambda name=name: ours(case, _inputs_of(case, device), name, device)
@@ -213,6 +175,7 @@ def attention_items(case: Attention, device: str, roofs: dict[str, float]) -> li
         for backend in ("FLASH_ATTENTION", "CUDNN_ATTENTION"):
             name = f"torch {backend.lower()}, contiguous"
             sides[name] = partial(torch_attention, case, backend, device)
+        sides["torch varlen, contiguous"] = partial(torch_varlen, case, device)
         if case.num_rows == 1:
             sides["flashinfer"] = lambda: flashinfer_decode(case, _inputs_of(case, device))
         else:
@@ -279,28 +242,28 @@ def unpacked_items(
     op: str, shape: tuple[int, int, int], device: str, roofs: dict[str, float]
 ) -> list[Item]:
     """Both ways of one product: a limit of ``packed_weight`` belongs where they cross."""
-    limit, formats = _UNPACKED[op]
     rows, inputs, outputs = shape
 
     def figures(format: Any, name: str, most_rows: int) -> dict[str, Any]:
         multiply = _op(op, name, device)
         x, weight, num_bytes = _operands(rows, inputs, outputs, format, device)
         options = {"unpacked": _room_for(weight)} if op == "linear_packed" else {}
-        with patch.object(packed_weight, limit, most_rows):
+        panels = patch.dict(packed_weight.MAX_PANEL_ROWS, {format: most_rows})
+        with panels, patch.object(packed_weight, "MAX_PACKED_ROWS", most_rows):
             seconds = median_s(lambda: multiply(x, weight, None, **options), device)
         return rates(seconds, num_bytes, 2 * rows * inputs * outputs, roofs)
 
     what = f"{rows}x{inputs}x{outputs}"
     return [
         Item(f"{op} {format} {what}: {name}, {way}", partial(figures, format, name, most))
-        for format, name in formats
+        for format, name in _UNPACKED[op]
         for way, most in (("packed", rows), ("unpacked", 0))
     ]
 
 
 _UNPACKED = {
-    "linear_packed": ("MAX_PACKED_ROWS", [("int4", "native"), ("int4", "triton")]),
-    "linear_quantized": ("MAX_PANEL_ROWS", [("int8", "native"), ("fp8", "native")]),
+    "linear_packed": [("int4", "native"), ("int4", "triton")],
+    "linear_quantized": [("int8", "native"), ("fp8", "native")],
 }
 
 
@@ -334,6 +297,28 @@ def made_row_items(
         for op in ("rms_norm", "gated_activation")
         for name in IMPLEMENTATIONS
         for way, is_fused in (("on the way", True), ("afterwards", False))
+    ]
+
+
+def sample_items(rows: int, vocab_size: int, device: str, roofs: dict[str, float]) -> list[Item]:
+    """The most likely token, and draws from what filters leave, of which nothing is sorted."""
+
+    def figures(name: str, **settings: float) -> dict[str, Any]:
+        sample, logits = _op("sample", name, device), torch.randn(rows, vocab_size, device=device)
+        fields = {"temperature": 1, "typical_p": 1, "top_p": 1, **settings}
+        inputs = replace(
+            widest_sampling(rows, 0),
+            biases=(np.zeros(0, np.int32),) * 2 + (np.zeros(0, np.float32),),
+            **{field: np.full(rows, value, np.float32) for field, value in fields.items()},
+        )
+        seconds = median_s(lambda: sample(logits, inputs), device)
+        return rates(seconds, 4 * logits.numel(), 0, roofs)
+
+    kinds = {"greedy": {"temperature": 0.0}, "drawn": {}, "top-p": {"top_p": 0.9}}
+    return [
+        Item(f"sample {rows}x{vocab_size} {kind}: {name}", partial(figures, name, **settings))
+        for kind, settings in kinds.items()
+        for name in select.IMPLEMENTATIONS["sample"]
     ]
 
 
@@ -390,6 +375,8 @@ def main() -> None:
             items += unpacked_items(op, shape, device, roofs)
     for made in TINY_MADE_ROWS if arguments.tiny else MADE_ROWS:
         items += made_row_items(*made, device, roofs)
+    for sampled in TINY_SAMPLES if arguments.tiny else SAMPLES:
+        items += sample_items(*sampled, device, roofs)
     items = [item for item in items if (_rank(item) > 0) == arguments.others]
     items.sort(key=_rank)
     with torch.inference_mode():

@@ -46,7 +46,14 @@ OTHER_TESTS = (
         "invariant_ops",
         "flash",
     ),
-    *_test_files("runners/device", "cuda_runner", "torch_runner", "torch_invariance"),
+    *_test_files(
+        "runners/device",
+        "cuda_runner",
+        "cuda_ranks",
+        "torch_runner",
+        "torch_invariance",
+        "torch_drafts",
+    ),
     *_test_files("adapters", "torch_lora"),
     *_test_files("structured", "engine"),
 )
@@ -91,7 +98,13 @@ class Plan:
             for name, (ops, one) in launches.items()
         ]
         others = self._measure("transformers_batching", "transformers", 60, "--shape", SMALL)
-        return [*engines, *costs, others, *_sanitizers()]
+        wide = ("--load", "wide", "--quantize", "fp8", "--kv-dtype", "fp8_e4m3fn")
+        fp8 = self._measure("turnover", "fp8-512", 150, "--shape", LARGE, *wide, ops="native")
+        fp8 = replace(fp8, tells="fp8, 1000 tokens in and 1000 out, 512 requests at once")
+        measured = [*engines, *costs, fp8, others]
+        if self.is_dry:
+            measured = [self._dry(stage) for stage in measured]
+        return [*measured, *_sanitizers()]
 
     def _builds(self) -> list[Stage]:
         # A newer compiler's warnings shall not end the builds.
@@ -240,6 +253,7 @@ class Plan:
         emulator = {
             "LMI_CUDA_LIBRARY": str(built / "liblmi_cuda_emulator.so"),
             "LMI_CUBLASLT_LIBRARY": str(built / "liblmi_cublaslt_emulator.so"),
+            "LMI_NCCL_LIBRARY": str(built / "liblmi_nccl_emulator.so"),
         }
         command = [TINY if part in (SMALL, LARGE) else part for part in stage.command]
         if stage.name == "tests":  # the others are those of `make test`

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +29,20 @@ from bench.server_process import started
 SERVER_PACKAGES = ("lmi_server", "aiohttp", "msgspec", "prometheus_client")
 PIECE_BYTES = 64 << 20
 DEVICES = {"cuda": "cuda", "cpu": "torch-cpu"}
-_PIECE = random_bf16(np.random.default_rng(0), (PIECE_BYTES // 8192, 4096), is_norm=False)
+
+
+@cache
+def _piece() -> bytes:
+    return random_bf16(np.random.default_rng(0), (PIECE_BYTES // 8192, 4096), is_norm=False)
 
 
 def make_tensor(_name: str, dims: tuple[int, ...]) -> Iterator[bytes]:
     """The same numbers again and again: drawing billions would take minutes."""
     left = 2 * int(np.prod(dims))
+    piece = _piece()
     while left > 0:
-        yield _PIECE[:left]
-        left -= min(left, len(_PIECE))
+        yield piece[:left]
+        left -= min(left, len(piece))
 
 
 def read(path: Path) -> float:

@@ -13,6 +13,7 @@ import argparse
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,15 +23,19 @@ from torch import Tensor
 from bench.gpu.kernels import Attention, make_inputs
 from bench.gpu.measure import Item, attempt_each, parse
 from bench.gpu.random_model import random_packed
+from lmi_core.ops.device.expert_rows import ExpertTable
 from lmi_core.ops.device.paged_cache import CacheScales
 from lmi_core.ops.device.quantized_rows import QuantizedRows
+from lmi_core.ops.device.torch_weights import DeviceWeight
 from lmi_core.ops.kernels import select
 from lmi_core.runners.device.widest_step import widest_sampling
 
 ALLOWED = {"fp32": 2.0**-16, "bf16": 2.0**-6, "codes": 2.0**-5}
 """Of what sums up to fp32; of results in bf16; and of rows that were rounded to 8 bits, or of sums
 of fp8 products, of which some devices keep 14 bits."""
+EXPERTS = 8
 _called: set[str] = set()
+"""Kernels, also in processes of this run that ended before."""
 
 
 def sides(op: str, run: Callable[[Callable[..., Any]], Tensor], format: str) -> dict[str, Any]:
@@ -69,9 +74,9 @@ def row_items(device: str) -> list[Item]:
 
         return sides("rms_norm", run, "codes" if codes else "bf16")
 
-    def activation(codes: str | None) -> dict[str, Any]:
+    def activation(codes: str | None, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
         def run(op: Callable[..., Any]) -> Tensor:
-            x = _random(device, 5, 2048)
+            x = _random(device, 5, 2048).to(dtype)
             return _values_of(op(x, "silu", out_dtype=torch.bfloat16, codes=codes))
 
         return sides("gated_activation", run, "codes" if codes else "bf16")
@@ -96,6 +101,7 @@ def row_items(device: str) -> list[Item]:
     pairs += [("gated_activation", name) for name in (*activations[2:], "clamped_swiglu")]
     items = [Item(f"norm, {kind}", partial(layer_norm, kind)) for kind in ("layer", "rms", "none")]
     items += [Item(f"{op}, {name}", partial(other_activation, op, name)) for op, name in pairs]
+    items.append(Item("gated_activation of bf16", partial(activation, None, torch.bfloat16)))
     return items + [
         Item(f"{name}, {codes or 'bf16'}", partial(check, codes))
         for codes in (None, "int8", "fp8")
@@ -104,6 +110,11 @@ def row_items(device: str) -> list[Item]:
 
 
 def linear_items(device: str) -> list[Item]:
+    def narrow(rows: int) -> dict[str, Any]:
+        """As of qkv, gate and up."""
+        x, weight = _random(device, rows, 256).bfloat16(), _random(device, 96, 256).bfloat16()
+        return sides("linear", lambda op: op(x, weight, None, out_dtype=torch.bfloat16), "bf16")
+
     def product(op_name: str, format: str, rows: int) -> dict[str, Any]:
         x = _random(device, rows, 256).bfloat16()
         weight: Any = _random(device, 96, 256).bfloat16()
@@ -126,6 +137,7 @@ def linear_items(device: str) -> list[Item]:
         return _within(((y - expected).abs().max() / expected.abs().max()).item(), ALLOWED["fp32"])
 
     result = [Item("linear_tiled", tiled)]
+    result += [Item(f"linear to bf16, {rows} rows", partial(narrow, rows)) for rows in (8, 40)]
     result += [
         Item(f"{op} {format}, {rows} rows", partial(product, op, format, rows))
         for op, format, counts in (
@@ -137,6 +149,68 @@ def linear_items(device: str) -> list[Item]:
         for rows in counts
     ]
     return result
+
+
+def _routes(device: str, op: Callable[..., Any], num_rows: int, scoring: str = "softmax") -> Tensor:
+    """Of two of ``EXPERTS`` for each row."""
+    groups = {"num_groups": 1, "top_groups": 1, "group_best": 1}
+    fixed = {"normalizes": False, "scale": 1.0, "threshold": 0.1, "bias": None, **groups}
+    routes: Tensor = op(_random(device, num_rows, EXPERTS), top_k=2, scoring=scoring, **fixed)
+    return routes
+
+
+def expert_items(device: str) -> list[Item]:
+    plain = select.function("route", "torch")
+
+    def route(scoring: str) -> dict[str, Any]:
+        return sides("route", lambda op: _routes(device, op, 9, scoring), "fp32")
+
+    def group() -> dict[str, Any]:
+        def run(op: Callable[..., Any]) -> Tensor:
+            found = op(_routes(device, plain, 40), EXPERTS)
+            return torch.cat([found.token_rows, found.places.flatten(), found.first_rows])
+
+        return sides("group_rows", run, "fp32")
+
+    def product(format: str, num_rows: int) -> dict[str, Any]:
+        """In tiles of few rows and of many, after what each expert has on average."""
+        x, bias = _random(device, num_rows, 256).bfloat16(), _random(device, EXPERTS, 96)
+        routes, table = _routes(device, plain, num_rows), _random_experts(device, format)
+        rows = select.function("group_rows", "torch")(routes, EXPERTS)
+
+        def run(op: Callable[..., Any]) -> Tensor:
+            sums = torch.zeros(num_rows, 96, device=device)
+            op(x, routes, rows, table, bias, is_by_token=True, sums=sums)
+            return sums
+
+        return sides("grouped_linear", run, "codes" if format == "fp8" else "fp32")
+
+    scorings, formats = ("softmax", "sigmoid", "sparsemixer"), ("bf16", "int4", "int8", "fp8")
+    return [
+        *(Item(f"route, {scoring}", partial(route, scoring)) for scoring in scorings),
+        Item("group_rows", group),
+        *(
+            Item(f"experts {format}, {num_rows} rows", partial(product, format, num_rows))
+            for format in formats
+            for num_rows in (3, 40, 300)
+        ),
+    ]
+
+
+def _random_experts(device: str, format: Any) -> ExpertTable:
+    """Of 256 inputs and 96 outputs."""
+    if format == "bf16":
+        matrices = [_random(device, 96, 256 + i)[:, i:].bfloat16() for i in range(EXPERTS)]
+        linear = select.function("linear", "torch")
+        dense = [DeviceWeight(matrix.contiguous()) for matrix in matrices]
+        return ExpertTable(dense, lambda expert, *given: _by(linear, dense[expert].matrix, *given))
+    packed = [random_packed(96, 256, format, False, torch.device(device)) for _ in range(EXPERTS)]
+    op = select.function("linear_packed" if format == "int4" else "linear_quantized", "torch")
+    return ExpertTable(packed, lambda expert, *given: _by(op, packed[expert], *given))
+
+
+def _by(op: Callable[..., Tensor], weight: Any, x: Tensor, bias: Tensor | None) -> Tensor:
+    return op(x, weight, bias)
 
 
 def attention_items(device: str) -> list[Item]:
@@ -152,10 +226,10 @@ def attention_items(device: str) -> list[Item]:
             "bf16",
         )
 
-    def rotate(case: Attention) -> dict[str, Any]:
+    def rotate(case: Attention, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
         inputs = make_inputs(case, device)
         num_heads = case.num_q_heads + 2 * case.num_kv_heads
-        qkv = _random(device, len(inputs.q), num_heads * case.head_dim)
+        qkv = _random(device, len(inputs.q), num_heads * case.head_dim).to(dtype)
         angles = _random(device, case.num_keys, case.head_dim // 2)
 
         def run(op: Callable[..., Any]) -> Tensor:
@@ -188,7 +262,59 @@ def attention_items(device: str) -> list[Item]:
             ("attention", attend),
             ("attention with slopes and sinks", partial(attend, has_slopes=True)),
             ("rope_cache_write", rotate),
+            ("rope_cache_write of bf16", partial(rotate, dtype=torch.bfloat16)),
         )
+    ]
+
+
+def rank_items(device: str) -> list[Item]:
+    """Of one rank, which meets nobody: what it gives is its own."""
+    from lmi_core.ops.kernels.cuda import library
+
+    own = _random(device, 5, 96)
+    ids = torch.arange(5, dtype=torch.int32, device=device)
+
+    def meet(name: str, given: Tensor, result: Tensor, **arguments: object) -> dict[str, Any]:
+        from lmi_core.ops.kernels.cuda.nccl import NcclRanks, make_id
+
+        ranks = NcclRanks(make_id(), 0, 1, torch.device(device))
+        library.call(name, given, ranks=ranks.address, num_rows=5, **arguments)
+        difference = (result - given).abs().max().item()
+        ranks.close()
+        return _within(difference, 0.0)
+
+    def all_reduce() -> dict[str, Any]:
+        x = own.clone()
+        return meet("all_reduce", own, x, x=x, num_columns=96)
+
+    def gather_columns() -> dict[str, Any]:
+        parts, y = torch.empty_like(own), torch.empty_like(own)
+        firsts = torch.tensor([0, 96], dtype=torch.int32, device=device)
+        columns = {"first_columns": firsts, "num_columns": 96, "most_columns": 96}
+        return meet("gather_columns", own, y, x=own, parts=parts, y=y, **columns)
+
+    def share_tokens() -> dict[str, Any]:
+        shared = ids.clone()
+        return meet("share_tokens", ids, shared, token_ids=shared)
+
+    def norm_all_heads() -> dict[str, Any]:
+        """64 columns of queries and 16 of keys, of 96."""
+        x, weight = own.clone(), _random(device, 80)
+        shared = {"x": x, "means": own.new_empty(5, 2), "num_rows": 5}
+        shared |= {"stride": 96, "num_q": 64, "num_k": 16}
+        library.call("square_heads", own, num_ranks=1, **shared)
+        library.call("scale_heads", own, weight=weight, eps=1e-5, **shared)
+        expected = own.clone()
+        for part in (slice(0, 64), slice(64, 80)):
+            mean = own[:, part].square().mean(1, keepdim=True)
+            expected[:, part] *= torch.rsqrt(mean + 1e-5) * weight[part]
+        return _within((x - expected).abs().max().item(), 1e-5)
+
+    return [
+        Item("square_heads, scale_heads", norm_all_heads),
+        Item("all_reduce", all_reduce),
+        Item("gather_columns", gather_columns),
+        Item("share_tokens", share_tokens),
     ]
 
 
@@ -223,12 +349,18 @@ def other_items(device: str) -> list[Item]:
     return [Item("sample", sample), Item("gather_rows", gather), Item("copy_blocks", copy)]
 
 
-def note_calls() -> None:
+def note_calls(file: Path | None = None) -> None:
+    """``file``: where processes of one run leave one another the names."""
     from lmi_core.ops.kernels.cuda.library import Library
 
     call = Library.call_with
+    if file is not None and file.exists():
+        _called.update(file.read_text().split())
 
     def noted(self: Library, name: str, *arguments: Any) -> None:
+        if name not in _called and file is not None:
+            with file.open("a") as names:
+                print(name, file=names)
         _called.add(name)
         call(self, name, *arguments)
 
@@ -246,7 +378,7 @@ def not_called() -> dict[str, Any]:
 
 
 def items_of(device: str) -> list[Item]:
-    makers = (row_items, linear_items, attention_items, other_items)
+    makers = (row_items, linear_items, expert_items, attention_items, rank_items, other_items)
     items = [item for make in makers for item in make(device)]
     return [*items, Item("kernels that nothing called", not_called)]
 
@@ -255,7 +387,10 @@ def main() -> None:
     hidden = {"action": "store_true", "help": argparse.SUPPRESS}
     arguments = parse(__doc__, is_child=hidden)
     select.select(arguments.device, "native")  # loads the library
-    note_calls()
+    names = arguments.json and arguments.json.with_suffix(".calls")
+    if names and not arguments.is_child:
+        names.unlink(missing_ok=True)
+    note_calls(names)
     with torch.inference_mode():
         attempt_each("bench.gpu.smoke", items_of(arguments.device), arguments)
 

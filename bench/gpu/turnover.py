@@ -19,7 +19,7 @@ from typing import Any
 
 from bench.adapters import write_adapter
 from bench.checkpoints import write_tokenizer
-from bench.gpu.engine import open_engine
+from bench.gpu.engine import MODEL_OPTIONS, open_engine
 from bench.gpu.measure import parse, row_of, write
 from bench.gpu.shapes import GPU_SHAPES
 from lmi_core.bench.offline import StepLog
@@ -52,9 +52,19 @@ class Load:
     num_requests: int
     longest_prompt: int
     longest_output: int
+    is_fixed: bool = False
+    """Prompts and outputs are all the longest."""
+
+    def draw(self, rng: random.Random) -> tuple[int, int]:
+        """Tokens of a request's prompt and of its output."""
+        if self.is_fixed:
+            return self.longest_prompt, self.longest_output
+        least = self.longest_output // 4
+        return rng.randint(1, self.longest_prompt), rng.randint(least, self.longest_output)
 
 
 USUAL, TINY = Load(64, 256, 512, 128), Load(2, 6, 20, 12)
+LOADS = {"usual": (USUAL, KINDS), "wide": (Load(512, 512, 1000, 1000, True), {"greedy": PLAIN})}
 
 
 async def turn_over(
@@ -62,14 +72,11 @@ async def turn_over(
 ) -> dict[str, Any]:
     """One row of results; wrong texts are counted."""
     rng, vocab_size = random.Random(0), engine.info.runner.vocab_size
-    waiting = [
-        (
-            [rng.randrange(300, vocab_size) for _ in range(rng.randint(1, load.longest_prompt))],
-            rng.randint(load.longest_output // 4, load.longest_output),
-            adapters[number % len(adapters)],
-        )
-        for number in range(load.num_requests)
-    ]
+    waiting = []
+    for number in range(load.num_requests):
+        num_prompt, num_new = load.draw(rng)
+        prompt = [rng.randrange(300, vocab_size) for _ in range(num_prompt)]
+        waiting.append((prompt, num_new, adapters[number % len(adapters)]))
     num_tokens, texts = 0, []
 
     async def work() -> None:
@@ -95,7 +102,10 @@ async def turn_over(
 
 
 async def measure(arguments: Any) -> list[dict[str, Any]]:
-    load, rows = TINY if arguments.tiny else USUAL, []
+    (load, kinds), rows = LOADS[arguments.load], []
+    if arguments.tiny:
+        load = replace(TINY, is_fixed=load.is_fixed)
+    has_adapters = "two adapters" in kinds
     shape = GPU_SHAPES[arguments.shape]
     with tempfile.TemporaryDirectory() as directory:
         write_tokenizer(Path(directory), shape.vocab_size)
@@ -107,14 +117,21 @@ async def measure(arguments: Any) -> list[dict[str, Any]]:
             (EOS_ID,),
             max_num_seqs=load.num_at_once,
             max_model_len=load.longest_prompt + load.longest_output,
-            lora=LoraConfig(max_rank=RANK),
+            lora=LoraConfig(max_rank=RANK) if has_adapters else None,
+            quantize=arguments.quantize,
+            kv_dtype=arguments.kv_dtype,
         )
         async with engine:
             print(engine.info.runner, flush=True)
-            for path in adapters:
+            for path in adapters if has_adapters else ():
                 await engine.load_adapter(path.name, path)
-            await turn_over(engine, load, PLAIN)  # compiles and captures
-            for what, params in KINDS.items():
+            short = replace(
+                load,
+                longest_prompt=min(load.longest_prompt, USUAL.longest_prompt),
+                longest_output=min(load.longest_output, USUAL.longest_output),
+            )
+            await turn_over(engine, short, PLAIN)  # compiles and captures
+            for what, params in kinds.items():
                 named = ("a", "b") if what == "two adapters" else ("",)
                 rows.append(await row_of(what, turn_over(engine, load, params, named)))
                 write(arguments.json, rows)
@@ -123,5 +140,12 @@ async def measure(arguments: Any) -> list[dict[str, Any]]:
 
 if __name__ == "__main__":
     asyncio.run(
-        measure(parse(__doc__, shape={"choices": sorted(GPU_SHAPES), "default": "qwen2-1.5b"}))
+        measure(
+            parse(
+                __doc__,
+                shape={"choices": sorted(GPU_SHAPES), "default": "qwen2-1.5b"},
+                load={"choices": sorted(LOADS), "default": "usual"},
+                **MODEL_OPTIONS,
+            )
+        )
     )

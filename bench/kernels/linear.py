@@ -25,13 +25,13 @@ from lmi_core.ops.cpu import NativeWeights
 from lmi_core.ops.graph import LinearWeight
 from lmi_core.quantize.gguf.encode import ENCODERS, encode
 from lmi_core.weights.block_matrix import BlockMatrix
+from lmi_core.weights.float_code_matrix import CODE_VALUES
 from lmi_core.weights.formats import BLOCK_FORMATS
 from lmi_core.weights.matrix import Matrix
 
 STREAM_BYTES = 160 << 20  # weights of one timed pass, well beyond any cache
 READ_BYTES = 256 << 20
-ROWS_AS_THEY_ARE = {"nf4": "fp32", "fp4": "fp32"}
-DTYPES = ["bf16", "fp32", "int8", "int4", *ROWS_AS_THEY_ARE, *(kind.lower() for kind in ENCODERS)]
+DTYPES = ["bf16", "fp32", "int8", "int4", *CODE_VALUES, *(kind.lower() for kind in ENCODERS)]
 kernels = _native.kernels
 
 
@@ -92,7 +92,7 @@ def random_parts(linear: Linear, dtype: str) -> Sequence[Matrix]:
 
 
 def measure_roofs(level: str, dtype: str, num_threads: int) -> Roofs:
-    dtype = "int8" if dtype in BLOCK_FORMATS else ROWS_AS_THEY_ARE.get(dtype, dtype)
+    dtype = "int8" if dtype in BLOCK_FORMATS or dtype in CODE_VALUES else dtype
     seconds = kernels.time_read(level, READ_BYTES, num_threads=num_threads, repeats=5)
     times, operations = kernels.time_multiply_add(
         level, dtype, num_steps=400_000 * num_threads, num_threads=num_threads, repeats=5

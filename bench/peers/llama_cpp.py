@@ -16,7 +16,7 @@ from typing import Any
 from bench.peers.driver import Load
 from bench.peers.install import Home
 from bench.peers.load import COMPLETIONS
-from bench.peers.peer import GGUF_FILE, Peer
+from bench.peers.peer import GGUF_FILE, GGUF_MIXES, Peer
 from bench.peers.process import REPOSITORY, Command, SideError
 from bench.peers.side import WORK_S, HttpSide, Side
 from bench.peers.work import Figure, Work
@@ -43,6 +43,7 @@ class LlamaCpp(Peer):
         "int8": "Q8_0 --pure",
         "int4": "Q4_0 --pure",
         **{type_name: f"{type_name.upper()} --pure" for type_name in GGUF_BYTES},
+        **{mix: mix.upper() for mix in GGUF_MIXES},
     }
     requirements = (f"llama-cpp-python=={VERSION}", "gguf", "numpy", "cmake<5", "ninja")
 
@@ -69,8 +70,8 @@ class LlamaCpp(Peer):
         self.home.run(*writer, environment={"PYTHONPATH": str(REPOSITORY)})
         if dtype != "bf16":
             quantize = self._programs / "llama-quantize"
-            kind, pure = self.formats[dtype].split()
-            self.home.run(quantize, pure, plain, target / GGUF_FILE, kind)
+            kind, *pure = self.formats[dtype].split()
+            self.home.run(quantize, *pure, plain, target / GGUF_FILE, kind)
             plain.unlink()
 
     def engine_side(self, load: Load) -> Side:

@@ -10,12 +10,12 @@ from typing import Any, Literal
 
 from bench.peers.driver import Generate, Load, arguments_of, drive
 from bench.peers.load import COMPLETIONS, LMI
+from bench.peers.peer import GGUF_DTYPES
 from bench.peers.process import Command
 from bench.peers.side import HttpSide, LineSide, Side
 from bench.peers.work import Timing
-from lmi_core.bench.rooflines import GGUF_BYTES
 
-DTYPES = ("bf16", "fp32", "int8", "int4", *GGUF_BYTES)
+DTYPES = ("bf16", "fp32", "int8", "int4", *GGUF_DTYPES)
 """Of GGUF's types both sides take the same file, which the peer's converter wrote."""
 LOGS = Path("build/peers/logs")
 
@@ -39,7 +39,7 @@ def server_side(load: Load, *, asks_completions: bool = False) -> Side:
     def command(port: int) -> Command:
         quantize = quantize_of(load.dtype)
         weights = f"--option option.quantize={quantize}" if quantize else f"--dtype {load.dtype}"
-        if load.dtype in GGUF_BYTES:
+        if load.dtype in GGUF_DTYPES:
             weights = ""
         options = (
             f"--host 127.0.0.1 --port {port} --log-level warning {weights}"

@@ -11,10 +11,14 @@ from bench.peers.driver import Load, arguments_of
 from bench.peers.install import Home, Installation, install, last_installation
 from bench.peers.process import Command
 from bench.peers.side import LineSide, Side
+from lmi_core.bench.rooflines import GGUF_BYTES
 
 HOMES = Path("build/peers")
 GGUF_FILE = "model.gguf"
 """In the directory of a model of a peer that reads GGUF."""
+GGUF_MIXES = ("q4_k_m",)
+"""Of several types in a file, which have no roof here: rows not of whole blocks get others."""
+GGUF_DTYPES = (*GGUF_BYTES, *GGUF_MIXES)
 
 
 class Peer(ABC):

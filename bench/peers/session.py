@@ -12,12 +12,11 @@ from typing import Any, Protocol
 from bench.peers.driver import Load
 from bench.peers.install import InstallError
 from bench.peers.pairs import Pace, measure_pairs
-from bench.peers.peer import GGUF_FILE, Peer
+from bench.peers.peer import GGUF_DTYPES, GGUF_FILE, Peer
 from bench.peers.process import SideError
 from bench.peers.row import Row, resume
 from bench.peers.side import Side
 from bench.peers.work import WORKS, Work
-from lmi_core.bench.rooflines import GGUF_BYTES
 from lmi_core.bench.roofs import Roofs
 
 MIN_NUM_SEQS = 32
@@ -90,7 +89,7 @@ class Session:
         serves, num_seqs, asks_completions, caches = _sides_of(WORKS[rows[0].what])
         checkpoint = self.checkpoint(shape)
         model = peer.model(checkpoint, shape, dtype)
-        our_model = model / GGUF_FILE if dtype in GGUF_BYTES else checkpoint.absolute()
+        our_model = model / GGUF_FILE if dtype in GGUF_DTYPES else checkpoint.absolute()
         our_load = Load(our_model, dtype, self.num_threads, num_seqs, caches)
         their_load = Load(model, dtype, self.num_threads, num_seqs, caches)
         if serves:

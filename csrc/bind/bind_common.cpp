@@ -8,6 +8,7 @@
 #include "common/cpu_info.h"
 #include "common/mapped_file.h"
 #include "cpu/kernels.h"
+#include "cpu/unbuilt_levels.h"
 
 namespace py = pybind11;
 
@@ -49,17 +50,18 @@ void bind_mapped_file(py::module_& m) {
       .def("drop", &MappedFile::drop, py::arg("offset"), py::arg("num_bytes"));
 }
 
+py::list names_of(const std::vector<cpu::InstructionSet>& levels) {
+  py::list names;
+  for (const auto level : levels) names.append(cpu::instruction_set_name(level));
+  return names;
+}
+
 }  // namespace
 
 void bind_common(py::module_& m) {
   py::register_exception<Error>(m, "NativeError", PyExc_RuntimeError);
-  m.def("instruction_sets", [] {
-    py::list names;
-    for (const auto level : cpu::available_instruction_sets()) {
-      names.append(cpu::instruction_set_name(level));
-    }
-    return names;
-  });
+  m.def("instruction_sets", [] { return names_of(cpu::available_instruction_sets()); });
+  m.def("unbuilt_instruction_sets", [] { return names_of(cpu::unbuilt_instruction_sets()); });
   m.def("default_instruction_set",
         [] { return cpu::instruction_set_name(cpu::default_instruction_set()); });
   m.def("num_physical_cores", [] { return CpuInfo::detect().num_physical_cores; });

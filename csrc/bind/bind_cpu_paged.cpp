@@ -260,6 +260,8 @@ SamplingTable make_sampling_table(const std::vector<py::dict>& rows, int32_t voc
     read_field(fields, "top_p", row.top_p);
     read_field(fields, "min_p", row.min_p);
     read_field(fields, "typical_p", row.typical_p);
+    read_field(fields, "epsilon_cutoff", row.epsilon_cutoff);
+    read_field(fields, "eta_cutoff", row.eta_cutoff);
     read_field(fields, "repetition_penalty", row.repetition_penalty);
     read_field(fields, "presence_penalty", row.presence_penalty);
     read_field(fields, "frequency_penalty", row.frequency_penalty);
@@ -270,7 +272,9 @@ SamplingTable make_sampling_table(const std::vector<py::dict>& rows, int32_t voc
     read_field(fields, "num_output", row.num_output);
     read_field(fields, "watermark_gamma", row.watermark_gamma);
     read_field(fields, "watermark_delta", row.watermark_delta);
-    read_field(fields, "logit_bias", row.logit_bias);
+    std::vector<TokenBias> biases;
+    read_field(fields, "logit_bias", biases);
+    row.biases = std::make_shared<LogitBiases>(std::move(biases), std::vector<SequenceBias>());
     read_field(fields, "banned_ids", row.banned_ids);
     read_field(fields, "min_tokens_banned_ids", row.min_tokens_banned_ids);
     std::vector<std::pair<int32_t, int32_t>> seen;

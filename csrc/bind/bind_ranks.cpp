@@ -102,6 +102,8 @@ void bind_rank_group(py::module_& m) {
            py::arg("vocab_size"))
       .def_property_readonly("descriptor", &RankGroup::descriptor)
       .def_property_readonly("is_lost", &RankGroup::is_lost)
+      .def_property_readonly("reason", &RankGroup::reason)
+      .def("wait_until_over", &RankGroup::wait_until_over, py::call_guard<py::gil_scoped_release>())
       .def("lose", &RankGroup::lose, py::arg("why"))
       .def("close", &RankGroup::close)
       .def("add_order", &RankGroup::add_order)

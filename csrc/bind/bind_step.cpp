@@ -2,6 +2,7 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <array>
 #include <span>
 
 #include "bind/arrays.h"
@@ -22,10 +23,19 @@ SamplingRow& checked_row(SamplingTable& table, int32_t row) {
   return table.rows[row];
 }
 
-void check_ids(const SamplingTable& table, const std::vector<int32_t>& ids) {
+// Of an array, which requests have for all of their rows, as fast as it can be copied.
+using IdArray = py::array_t<int32_t, py::array::c_style | py::array::forcecast>;
+
+void check_ids(const SamplingTable& table, std::span<const int32_t> ids) {
   for (const int32_t id : ids) {
     LMI_CHECK(id >= 0 && id < table.vocab_size, "token id ", id, " of ", table.vocab_size);
   }
+}
+
+std::vector<int32_t> checked_ids(const SamplingTable& table, const IdArray& ids) {
+  const std::span<const int32_t> all(ids.data(), static_cast<size_t>(ids.size()));
+  check_ids(table, all);
+  return {all.begin(), all.end()};
 }
 
 template <typename T, typename Value>
@@ -56,6 +66,12 @@ struct TokenEdits {
   }
 };
 
+// Scales of logits, an array for each field.
+py::tuple scale_arrays(const TokenEdits& above, const TokenEdits& below) {
+  const py::tuple first = above.arrays();
+  return py::make_tuple(first[0], first[1], first[2], below.arrays()[2]);
+}
+
 // What a sampler in Python needs of these rows, see _native.pyi.
 py::dict gather_rows(const SamplingTable& table, const py::object& row_ids,
                      const std::vector<std::vector<int32_t>>& drafts,
@@ -70,25 +86,31 @@ py::dict gather_rows(const SamplingTable& table, const py::object& row_ids,
             rows.size(), " rows");
   LMI_CHECK(previous_ids.empty() || previous_ids.size() == rows.size(), previous_ids.size(),
             " previous tokens of ", rows.size(), " rows");
-  std::vector<int32_t> order(previous_ids.empty() ? 0 : table.vocab_size);
+  std::vector<int32_t> order;
   TokenEdits biases;
   TokenEdits seen;
   TokenEdits bans;
+  TokenEdits above;
+  TokenEdits below;
   for (size_t i = 0; i < rows.size(); ++i) {
     const std::span<const int32_t> ids =
         drafts.empty() ? std::span<const int32_t>() : std::span<const int32_t>(drafts[i]);
-    const cpu::SamplingRowView row =
+    cpu::SamplingRowView row =
         cpu::view_sampling_row(*rows[i], ids.data(), static_cast<int64_t>(ids.size()),
                                previous_ids.empty() ? 0 : previous_ids[i]);
-    for (const auto& [id, bias] : rows[i]->logit_bias) biases.add(i, id, bias);
-    if (row.watermark_delta != 0.0f && !previous_ids.empty()) {
-      const int32_t count =
-          cpu::favour_tokens(row.previous_id, row.watermark_gamma, table.vocab_size, order.data());
-      for (int32_t k = 0; k < count; ++k) biases.add(i, order[k], row.watermark_delta);
+    if (previous_ids.empty()) row.watermark_delta = 0.0f;
+    for (const auto& [id, bias] : cpu::all_biases(row, table.vocab_size, order)) {
+      biases.add(i, id, bias);
     }
     for (int64_t k = 0; k < row.num_seen + row.num_drafts; ++k) {
       const SeenToken token = cpu::seen_token(row, k);
       if (token.token_id >= 0) seen.add(i, token.token_id, static_cast<float>(token.num_output));
+    }
+    for (int64_t k = 0; k < cpu::num_scales(row); ++k) {
+      const cpu::TokenScale scale = cpu::token_scale(row, k);
+      if (scale.token_id < 0) continue;
+      above.add(i, scale.token_id, scale.above);
+      below.add(i, scale.token_id, scale.below);
     }
     for (const int32_t id : rows[i]->banned_ids) bans.add(i, id, 0.0f);
     for (int64_t k = 0; k < row.num_min_tokens_banned_ids; ++k) {
@@ -103,6 +125,8 @@ py::dict gather_rows(const SamplingTable& table, const py::object& row_ids,
   LMI_GATHER(float, top_p);
   LMI_GATHER(float, min_p);
   LMI_GATHER(float, typical_p);
+  LMI_GATHER(float, epsilon_cutoff);
+  LMI_GATHER(float, eta_cutoff);
   LMI_GATHER(float, repetition_penalty);
   LMI_GATHER(float, presence_penalty);
   LMI_GATHER(float, frequency_penalty);
@@ -112,11 +136,28 @@ py::dict gather_rows(const SamplingTable& table, const py::object& row_ids,
 #undef LMI_GATHER
   result["biases"] = biases.arrays();
   result["seen"] = seen.arrays();
+  result["scales"] = scale_arrays(above, below);
   result["bans"] = bans.arrays();
   return result;
 }
 
+// The last items of a Python sequence.
+py::object last_of(const py::object& items, size_t most) {
+  const auto first = py::int_(-static_cast<py::ssize_t>(most));
+  return items[py::slice(first, py::none(), py::none())];
+}
+
 void bind_sampling_table(py::module_& m) {
+  py::class_<LogitBiases, std::shared_ptr<LogitBiases>>(m, "LogitBiases")
+      .def(py::init([](std::vector<TokenBias> of_tokens,
+                       const std::vector<std::pair<std::vector<int32_t>, float>>& of_sequences) {
+             std::vector<SequenceBias> sequences;
+             for (const auto& [ids, bias] : of_sequences) sequences.push_back({ids, bias});
+             return std::make_shared<LogitBiases>(std::move(of_tokens), std::move(sequences));
+           }),
+           py::arg("of_tokens"),
+           py::arg("of_sequences") = std::vector<std::pair<std::vector<int32_t>, float>>())
+      .def_property_readonly("num_last", &LogitBiases::num_last);
   py::class_<SamplingTable>(m, "SamplingTable")
       .def(py::init([](int32_t num_rows, int32_t vocab_size) {
              LMI_CHECK(num_rows > 0 && vocab_size > 0, "rows ", num_rows, ", vocab ", vocab_size);
@@ -131,12 +172,13 @@ void bind_sampling_table(py::module_& m) {
           [](SamplingTable& table, int32_t row_id, float temperature, int32_t top_k, float top_p,
              float min_p, float typical_p, float repetition_penalty, float presence_penalty,
              float frequency_penalty, uint64_t seed, int32_t choice, int32_t num_logprobs,
-             std::vector<std::pair<int32_t, float>> logit_bias, std::vector<int32_t> banned_ids,
-             int32_t min_tokens, std::vector<int32_t> min_tokens_banned_ids, double watermark_gamma,
-             float watermark_delta) {
-            for (const auto& [id, bias] : logit_bias) check_ids(table, {id});
-            check_ids(table, banned_ids);
-            check_ids(table, min_tokens_banned_ids);
+             const IdArray& banned_ids, int32_t min_tokens, const IdArray& min_tokens_banned_ids,
+             double watermark_gamma, float watermark_delta, std::shared_ptr<LogitBiases> biases,
+             float epsilon_cutoff, float eta_cutoff, float prompt_reward, const IdArray& prompt_ids,
+             int32_t length_start, float length_factor, const IdArray& length_ids) {
+            if (biases != nullptr) {
+              check_ids(table, std::array{biases->min_id(), biases->max_id()});
+            }
             SamplingRow& row = checked_row(table, row_id);
             row = SamplingRow();
             row.temperature = temperature;
@@ -153,31 +195,43 @@ void bind_sampling_table(py::module_& m) {
             row.min_tokens = min_tokens;
             row.watermark_gamma = watermark_gamma;
             row.watermark_delta = watermark_delta;
-            row.logit_bias = std::move(logit_bias);
-            row.banned_ids = std::move(banned_ids);
-            row.min_tokens_banned_ids = std::move(min_tokens_banned_ids);
+            row.biases = std::move(biases);
+            row.banned_ids = checked_ids(table, banned_ids);
+            row.min_tokens_banned_ids = checked_ids(table, min_tokens_banned_ids);
+            row.epsilon_cutoff = epsilon_cutoff;
+            row.eta_cutoff = eta_cutoff;
+            row.prompt_reward = prompt_reward;
+            row.prompt_ids = checked_ids(table, prompt_ids);
+            row.length_penalty = {length_start, length_factor, checked_ids(table, length_ids)};
           },
           py::arg("row"), py::kw_only(), py::arg("temperature"), py::arg("top_k"), py::arg("top_p"),
           py::arg("min_p"), py::arg("typical_p"), py::arg("repetition_penalty"),
           py::arg("presence_penalty"), py::arg("frequency_penalty"), py::arg("seed"),
-          py::arg("choice"), py::arg("num_logprobs"), py::arg("logit_bias"), py::arg("banned_ids"),
-          py::arg("min_tokens"), py::arg("min_tokens_banned_ids"), py::arg("watermark_gamma") = 0.0,
-          py::arg("watermark_delta") = 0.0f)
+          py::arg("choice"), py::arg("num_logprobs"), py::arg("banned_ids"), py::arg("min_tokens"),
+          py::arg("min_tokens_banned_ids"), py::arg("watermark_gamma") = 0.0,
+          py::arg("watermark_delta") = 0.0f, py::arg("biases") = py::none(),
+          py::arg("epsilon_cutoff") = 0.0f, py::arg("eta_cutoff") = 0.0f,
+          py::arg("prompt_reward") = 1.0f, py::arg("prompt_ids") = py::tuple(),
+          py::arg("length_start") = 0, py::arg("length_factor") = 1.0f,
+          py::arg("length_ids") = py::tuple())
       .def(
           "observe_prompt",
           [](SamplingTable& table, int32_t row_id, const py::object& token_ids) {
             SamplingRow& row = checked_row(table, row_id);
-            if (row.repetition_penalty == 1.0f) return;
-            const std::vector<int32_t> ids = ids_from_python(token_ids);
+            const size_t most = row.biases == nullptr ? 0 : row.biases->num_last();
+            const bool is_counted = row.repetition_penalty != 1.0f;
+            if (!is_counted && most == 0) return;
+            const py::object last = is_counted ? token_ids : last_of(token_ids, most);
+            const std::vector<int32_t> ids = ids_from_python(last);
             check_ids(table, ids);
-            for (const int32_t id : ids) row.observe_prompt(id);
+            row.observe_prompt(ids);
           },
           py::arg("row"), py::arg("token_ids"))
       .def(
           "observe",
           [](SamplingTable& table, int32_t row_id, int32_t token_id) {
             LMI_CHECK(token_id >= 0 && token_id < table.vocab_size, "token id ", token_id);
-            checked_row(table, row_id).observe(token_id);
+            checked_row(table, row_id).observe({&token_id, 1});
           },
           py::arg("row"), py::arg("token_id"))
       .def("gather", &gather_rows, py::arg("rows"),
@@ -189,7 +243,7 @@ void bind_sampling_table(py::module_& m) {
             SamplingRow& row = checked_row(table, row_id);
             const std::vector<int32_t> ids = ids_from_python(token_ids);
             check_ids(table, ids);
-            for (const int32_t id : ids) row.observe(id);
+            row.observe(ids);
           },
           py::arg("row"), py::arg("token_ids"));
 }
@@ -201,19 +255,6 @@ LogitRows parse_logit_rows(const std::string& name) {
   if (name == "all") return LogitRows::kAll;
   LMI_CHECK(name == "drafts", "logits '", name, "'; known are none, first, last, all, drafts");
   return LogitRows::kDrafts;
-}
-
-// A row each, of a token that isn't known yet; one call for what a step adds for every sequence.
-int32_t add_following(StepBuffer& step, const std::vector<int32_t>& starts,
-                      const std::vector<int32_t>& rows, const std::vector<int32_t>& adapters) {
-  LMI_CHECK(rows.size() == starts.size() && adapters.size() == starts.size(), starts.size(),
-            " starts, ", rows.size(), " rows, ", adapters.size(), " adapters");
-  const int32_t first = step.view().num_logit_rows;
-  const int32_t unknown = 0;
-  for (size_t i = 0; i < starts.size(); ++i) {
-    step.add(&unknown, 1, starts[i], rows[i], rows[i], LogitRows::kLast, adapters[i]);
-  }
-  return first;
 }
 
 // An array of the buffer by its name in step.h, cut to the present counts.
@@ -350,12 +391,14 @@ void bind_step(py::module_& m) {
           py::arg("token_ids"), py::arg("start"), py::arg("table_row"), py::arg("sampling_row"),
           py::arg("logits"), py::arg("adapter") = -1, py::arg("num_first") = -1,
           py::arg("num_drafts") = 0)
-      .def("add_following", &add_following, py::arg("starts"), py::arg("rows"), py::arg("adapters"))
+      .def("add_following", &StepBuffer::add_following, py::arg("starts"), py::arg("rows"),
+           py::arg("adapters"))
       .def("set_target", &StepBuffer::set_target, py::arg("logit_row"), py::arg("token_id"))
       .def("add_copy", &StepBuffer::add_copy, py::arg("src_block"), py::arg("dst_block"))
       .def("follow", &StepBuffer::follow, py::arg("previous"), py::arg("logit_rows"))
       .def("take_token", &StepBuffer::take_token, py::arg("token_row"), py::arg("source"),
            py::arg("logit_row"))
+      .def("take_tokens", &StepBuffer::take_tokens)
       .def(
           "add_mask",
           [](const py::object& self, int32_t logit_row) {

@@ -21,10 +21,10 @@ int64_t attention_workspace_bytes(const StepCapacity& capacity, int32_t num_q_he
       static_cast<int64_t>(capacity.max_blocks_per_seq) * capacity.block_size;
   const int64_t num_partitions = (max_tokens + kAttentionPartition - 1) / kAttentionPartition;
   const int64_t partial_floats = 2 * round_up(group) + group * round_up(cache.head_dim);
-  int64_t bytes = kSplitSeqs * num_partitions * cache.num_kv_heads * partial_floats * 4;
+  int64_t bytes = kSplitSeqs * (num_partitions + 1) * cache.num_kv_heads * partial_floats * 4;
   if (bytes < kMinPartialBytes) bytes = kMinPartialBytes;
   if (bytes > kMaxPartialBytes) bytes = kMaxPartialBytes;
-  return kAttentionCounterBytes + bytes;
+  return kAttentionMarkBytes + bytes;
 }
 
 }  // namespace lmi::cpu

@@ -2,7 +2,9 @@
 //
 // Packed, a block of 16 outputs keeps the order that its bytes have in the file, but every unit of
 // them (a word of 4 bytes, a half of 2 or a byte) is followed by the other 15 outputs' before the
-// next one comes: so a panel has exactly the file's bytes, and each unit is a vector.
+// next one comes: so a panel has exactly the file's bytes, and each unit is a vector. A row reads
+// these best from the first to the last, which Q6_K's own order doesn't let it: its bits are put
+// into another one first (Q6_K::reorder in isa/block_types.inc), in as many bytes.
 #pragma once
 
 #include <cstdint>
@@ -51,8 +53,8 @@ constexpr BlockFormat block_format(DType dtype) {
       return {256, 144, {{4, 2}, {140, 4}}};
     case DType::kQ5_K:  // the same with high bits before the codes
       return {256, 176, {{4, 2}, {172, 4}}};
-    case DType::kQ6_K:  // codes, high bits, scales, scale of scales
-      return {256, 210, {{208, 4}, {2, 2}}};
+    case DType::kQ6_K:  // reordered: scale of scales; of every 64 inputs scales and codes
+      return {256, 210, {{2, 2}, {208, 4}}};
     case DType::kIQ4_XS:  // scale of scales, scales' high and low bits, codes
       return {256, 136, {{4, 2}, {132, 4}}};
     default:

@@ -1,8 +1,10 @@
 // Which instruction sets this build and this CPU have, and the kernel table of each.
 #include <cstdlib>
+#include <string_view>
 
 #include "common/check.h"
 #include "cpu/kernels.h"
+#include "cpu/unbuilt_levels.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -12,23 +14,24 @@
 
 namespace lmi::cpu {
 
-// The levels' tables, each in the namespace of its name.
+// The tables of the levels that the build has, each in the namespace of its name.
 #define LMI_LEVEL_TABLE(name) \
   namespace name {            \
   const Kernels& table();     \
   }
-LMI_LEVEL_TABLE(scalar)
-LMI_LEVEL_TABLE(avx2)
-LMI_LEVEL_TABLE(avx2_vnni)
-LMI_LEVEL_TABLE(avx512)
-LMI_LEVEL_TABLE(avx512_vnni)
-LMI_LEVEL_TABLE(avx512_bf16)
-LMI_LEVEL_TABLE(neon)
-LMI_LEVEL_TABLE(neon_dotprod)
-LMI_LEVEL_TABLE(neon_bf16)
+LMI_BUILT_LEVELS(LMI_LEVEL_TABLE)
 #undef LMI_LEVEL_TABLE
 
 namespace {
+
+struct BuiltLevel {
+  std::string_view name;
+  const Kernels& (*table)();
+};
+
+#define LMI_LEVEL_ENTRY(name) {#name, name::table},
+constexpr BuiltLevel kBuilt[] = {LMI_BUILT_LEVELS(LMI_LEVEL_ENTRY)};
+#undef LMI_LEVEL_ENTRY
 
 #if LMI_VECTOR_LEVELS && defined(__x86_64__)
 
@@ -99,23 +102,22 @@ bool has_anything() { return true; }
 struct Level {
   InstructionSet id;
   const char* name;
-  const Kernels& (*table)();
   bool (*runs_here)();
 };
 
-// Those of this build, worst first.
+// Those of this processor's kind, worst first.
 constexpr Level kLevels[] = {
-    {InstructionSet::kScalar, "scalar", scalar::table, has_anything},
+    {InstructionSet::kScalar, "scalar", has_anything},
 #if LMI_VECTOR_LEVELS && defined(__x86_64__)
-    {InstructionSet::kAvx2, "avx2", avx2::table, has_avx2},
-    {InstructionSet::kAvx2Vnni, "avx2_vnni", avx2_vnni::table, has_avx2_vnni},
-    {InstructionSet::kAvx512, "avx512", avx512::table, has_avx512},
-    {InstructionSet::kAvx512Vnni, "avx512_vnni", avx512_vnni::table, has_avx512_vnni},
-    {InstructionSet::kAvx512Bf16, "avx512_bf16", avx512_bf16::table, has_avx512_bf16},
+    {InstructionSet::kAvx2, "avx2", has_avx2},
+    {InstructionSet::kAvx2Vnni, "avx2_vnni", has_avx2_vnni},
+    {InstructionSet::kAvx512, "avx512", has_avx512},
+    {InstructionSet::kAvx512Vnni, "avx512_vnni", has_avx512_vnni},
+    {InstructionSet::kAvx512Bf16, "avx512_bf16", has_avx512_bf16},
 #elif LMI_VECTOR_LEVELS && defined(__aarch64__)
-    {InstructionSet::kNeon, "neon", neon::table, has_neon},
-    {InstructionSet::kNeonDotprod, "neon_dotprod", neon_dotprod::table, has_neon_dotprod},
-    {InstructionSet::kNeonBf16, "neon_bf16", neon_bf16::table, has_neon_bf16},
+    {InstructionSet::kNeon, "neon", has_neon},
+    {InstructionSet::kNeonDotprod, "neon_dotprod", has_neon_dotprod},
+    {InstructionSet::kNeonBf16, "neon_bf16", has_neon_bf16},
 #endif
 };
 
@@ -126,9 +128,26 @@ const Level* find_level(InstructionSet id) {
   return nullptr;
 }
 
-std::string available_names() {
+const BuiltLevel* find_built(std::string_view name) {
+  for (const BuiltLevel& built : kBuilt) {
+    if (built.name == name) return &built;
+  }
+  return nullptr;
+}
+
+std::vector<InstructionSet> levels_of_this_machine(bool are_built) {
+  std::vector<InstructionSet> levels;
+  for (const Level& level : kLevels) {
+    if (level.runs_here() && (find_built(level.name) != nullptr) == are_built) {
+      levels.push_back(level.id);
+    }
+  }
+  return levels;
+}
+
+std::string names_of(const std::vector<InstructionSet>& levels) {
   std::string names;
-  for (const InstructionSet level : available_instruction_sets()) {
+  for (const InstructionSet level : levels) {
     if (!names.empty()) names += ", ";
     names += instruction_set_name(level);
   }
@@ -138,15 +157,11 @@ std::string available_names() {
 }  // namespace
 
 std::vector<InstructionSet> available_instruction_sets() {
-  static const std::vector<InstructionSet> available = [] {
-    std::vector<InstructionSet> levels;
-    for (const Level& level : kLevels) {
-      if (level.runs_here()) levels.push_back(level.id);
-    }
-    return levels;
-  }();
+  static const std::vector<InstructionSet> available = levels_of_this_machine(true);
   return available;
 }
+
+std::vector<InstructionSet> unbuilt_instruction_sets() { return levels_of_this_machine(false); }
 
 const char* instruction_set_name(InstructionSet id) {
   const Level* level = find_level(id);
@@ -157,8 +172,13 @@ InstructionSet parse_instruction_set(const std::string& name) {
   for (const InstructionSet level : available_instruction_sets()) {
     if (name == instruction_set_name(level)) return level;
   }
-  throw Error("instruction set '" + name + "' is not available here; use one of " +
-              available_names());
+  std::string text = "instruction set '" + name + "' is not available here; use one of " +
+                     names_of(available_instruction_sets());
+  const std::vector<InstructionSet> unbuilt = unbuilt_instruction_sets();
+  if (!unbuilt.empty()) {
+    text += " (this build leaves out " + names_of(unbuilt) + ": `make build` adds them)";
+  }
+  throw Error(text);
 }
 
 InstructionSet default_instruction_set() {
@@ -173,8 +193,9 @@ InstructionSet default_instruction_set() {
 
 const Kernels& kernels(InstructionSet id) {
   const Level* level = find_level(id);
-  LMI_CHECK(level != nullptr, "instruction set ", static_cast<int>(id), " is not built");
-  return level->table();
+  const BuiltLevel* built = level == nullptr ? nullptr : find_built(level->name);
+  LMI_CHECK(built != nullptr, "instruction set ", static_cast<int>(id), " is not built");
+  return built->table();
 }
 
 }  // namespace lmi::cpu

@@ -1,8 +1,8 @@
 // Weights whose codes stand for floats: weight = scale x value of the code, which fp32 holds.
 //
 // Packed, a block of 16 outputs has their fp32 scales, then their codes: of 4 bits, words of eight
-// neighbouring inputs in bitsandbytes' order (the first of two in a byte's upper half); of 8 bits,
-// a byte of every output for one input after the other.
+// neighbouring inputs, whose lower halves of bytes are the first four; of 8 bits, a byte of every
+// output for one input after the other.
 #pragma once
 
 #include <cstdint>
@@ -37,6 +37,8 @@ constexpr FloatCodes float_codes(DType dtype) {
 constexpr int64_t kMaxFloatCodeInputs = 1 << 18;  // so that a row fits into scratch memory
 
 constexpr bool has_float_codes(DType dtype) { return float_codes(dtype).num_inputs != 0; }
+// Also as whole numbers, which quantised rows are multiplied with.
+constexpr bool has_code_planes(DType dtype) { return float_codes(dtype).num_bits == 4; }
 
 // Format: QLoRA (arXiv 2305.14314), appendix E: quantiles of the normal distribution.
 constexpr float kNF4Values[16] = {-1.0f,
@@ -59,5 +61,25 @@ constexpr float kNF4Values[16] = {-1.0f,
 constexpr float kFP4Values[16] = {
     0.0f,  0.0625f / 12,  8.0f / 12,  1.0f,  4.0f / 12,  6.0f / 12,  2.0f / 12,  3.0f / 12,
     -0.0f, -0.0625f / 12, -8.0f / 12, -1.0f, -4.0f / 12, -6.0f / 12, -2.0f / 12, -3.0f / 12};
+
+// What codes of 4 bits stand for as whole numbers of 16: value = (256 upper + lower - 32768) unit.
+struct CodePlanes {
+  uint8_t bytes[2][16] = {};  // upper, lower
+  float unit = 0.0f;
+
+  constexpr CodePlanes(const float (&values)[16], double steps)
+      : unit(static_cast<float>(1 / steps)) {
+    for (int i = 0; i < 16; ++i) {
+      const int number = static_cast<int>(values[i] * steps + 32768.5);
+      bytes[0][i] = static_cast<uint8_t>(number >> 8);
+      bytes[1][i] = static_cast<uint8_t>(number & 255);
+    }
+  }
+};
+// Of all units that 16 bits allow, the one of which every value is nearest to a whole number: each
+// is within 2^-17 (6.4e-6) of the largest.
+constexpr CodePlanes kNF4Planes(kNF4Values, 25544.88);
+// Every value is a multiple of 1 / 192, so these are exact.
+constexpr CodePlanes kFP4Planes(kFP4Values, 170 * 192);
 
 }  // namespace lmi::cpu

@@ -18,6 +18,7 @@
 #include "cpu/head_squares.h"
 #include "cpu/instruction_set.h"
 #include "cpu/packed_linear.h"
+#include "cpu/slice_sums.h"
 #include "graph/sampling_table.h"
 #include "graph/step.h"
 #include "kv/kv_layout.h"
@@ -240,20 +241,6 @@ struct SpreadColumnsArgs {
   int64_t num_rows = 0;
 };
 
-// y = the sum of parts, + bias, + y if add_to_y. Neighbours are added first, then neighbouring
-// sums, and so on, so that whoever adds up 2^n parts from a multiple of 2^n on finds a sum of this
-// tree.
-constexpr int32_t kMaxSumParts = 64;
-struct SumArgs {
-  const float* parts[kMaxSumParts] = {};  // [rows, num_columns] each
-  int32_t num_parts = 0;                  // 0: zeros
-  const float* bias = nullptr;            // [num_columns] or null
-  bool add_to_y = false;
-  float* y = nullptr;
-  int64_t num_columns = 0;
-  int64_t num_rows = 0;
-};
-
 // Each head's columns times its own matrix of weight.num_experts: y, of all heads, has no bias,
 // activation or residual.
 struct HeadLinearArgs : LinearArgs {};
@@ -282,9 +269,10 @@ struct RopeCacheArgs {
 // and decode.
 constexpr int32_t kAttentionPartition = 256;
 
-// The workspace starts with a counter for each tile whose partitions are handed out separately.
+// The workspace starts with a mark of each span of partitions that is handed out separately: fewer
+// than twice as many as chunks are wanted.
 constexpr int64_t kMaxSplitTiles = 256;
-constexpr int64_t kAttentionCounterBytes = kMaxSplitTiles * 4;
+constexpr int64_t kAttentionMarkBytes = 2 * kMaxSplitTiles * 4;
 
 struct AttentionArgs {
   const void* q = nullptr;  // [T, hq * d], rotated
@@ -356,26 +344,28 @@ struct WeightQuantizer {
 };
 
 // Every op's kernel, and the arguments that it takes. An .inc of isa/ defines <op>_kernel.
-#define LMI_KERNELS(KERNEL)                  \
-  KERNEL(embed, EmbedArgs)                   \
-  KERNEL(norm, NormArgs)                     \
-  KERNEL(quantize_rows, QuantizeRowsArgs)    \
-  KERNEL(linear, LinearArgs)                 \
-  KERNEL(activation, ActivationArgs)         \
-  KERNEL(lora_add, LoraAddArgs)              \
-  KERNEL(route, RouteArgs)                   \
-  KERNEL(group_rows, GroupRowsArgs)          \
-  KERNEL(grouped_linear, GroupedLinearArgs)  \
-  KERNEL(head_linear, HeadLinearArgs)        \
-  KERNEL(rope_cache_write, RopeCacheArgs)    \
-  KERNEL(attention, AttentionArgs)           \
-  KERNEL(gather_rows, GatherRowsArgs)        \
-  KERNEL(scatter_rows, ScatterRowsArgs)      \
-  KERNEL(spread_columns, SpreadColumnsArgs)  \
-  KERNEL(sum, SumArgs)                       \
-  KERNEL(head_squares, HeadSquaresArgs)      \
-  KERNEL(norm_by_squares, NormBySquaresArgs) \
-  KERNEL(sample, SampleArgs)                 \
+#define LMI_KERNELS(KERNEL)                   \
+  KERNEL(embed, EmbedArgs)                    \
+  KERNEL(norm, NormArgs)                      \
+  KERNEL(quantize_rows, QuantizeRowsArgs)     \
+  KERNEL(quantize_slices, QuantizeSlicesArgs) \
+  KERNEL(linear, LinearArgs)                  \
+  KERNEL(summed_linear, SummedLinearArgs)     \
+  KERNEL(activation, ActivationArgs)          \
+  KERNEL(lora_add, LoraAddArgs)               \
+  KERNEL(route, RouteArgs)                    \
+  KERNEL(group_rows, GroupRowsArgs)           \
+  KERNEL(grouped_linear, GroupedLinearArgs)   \
+  KERNEL(head_linear, HeadLinearArgs)         \
+  KERNEL(rope_cache_write, RopeCacheArgs)     \
+  KERNEL(attention, AttentionArgs)            \
+  KERNEL(gather_rows, GatherRowsArgs)         \
+  KERNEL(scatter_rows, ScatterRowsArgs)       \
+  KERNEL(spread_columns, SpreadColumnsArgs)   \
+  KERNEL(sum, SumArgs)                        \
+  KERNEL(head_squares, HeadSquaresArgs)       \
+  KERNEL(norm_by_squares, NormBySquaresArgs)  \
+  KERNEL(sample, SampleArgs)                  \
   KERNEL(block_copy, BlockCopyArgs)
 
 struct Kernels {

@@ -175,7 +175,9 @@ void check_linear_format(LinearFormat format, int64_t num_inputs) {
     case DType::kNF4:
     case DType::kFP4: {
       const int32_t inputs = float_codes(format.dtype).num_inputs;
-      LMI_CHECK(group == 0, dtype_name(format.dtype), " weights have no groups, got ", group);
+      const int32_t sum_inputs = has_code_planes(format.dtype) ? kBlockSumInputs : 0;
+      LMI_CHECK(group == sum_inputs, "the group size of ", dtype_name(format.dtype), " is ",
+                sum_inputs, ", not ", group);
       LMI_CHECK(num_inputs % inputs == 0, dtype_name(format.dtype), " has scales for ", inputs,
                 " inputs, which ", num_inputs, " aren't a multiple of");
       LMI_CHECK(num_inputs <= kMaxFloatCodeInputs, dtype_name(format.dtype),

@@ -79,6 +79,22 @@ float quantize_block(const PanelRow& row, DType dtype, int64_t block, uint8_t* c
   return most;
 }
 
+// Words of eight codes of 4 bits from bitsandbytes' order, in which the first of two is in a byte's
+// upper half, to the panel's, in which lower halves are the first four.
+void order_codes(std::vector<uint8_t>& codes) {
+  for (size_t at = 0; at < codes.size(); at += 4) {
+    uint8_t ordered[4];
+    for (int i = 0; i < 4; ++i) {
+      const auto code = [&](int input) {
+        const uint8_t pair = codes[at + input / 2];
+        return input % 2 == 0 ? pair >> 4 : pair & 15;
+      };
+      ordered[i] = static_cast<uint8_t>(code(i) | code(i + 4) << 4);
+    }
+    std::copy_n(ordered, 4, codes.begin() + static_cast<std::ptrdiff_t>(at));
+  }
+}
+
 // The codes of 16 outputs into the panel's order.
 void place_codes(const uint8_t* codes, int64_t lane_bytes, int32_t num_bits, uint8_t* target) {
   const int64_t unit = num_bits == 4 ? 4 : 1;
@@ -112,6 +128,7 @@ void pack_float_codes(const PanelRows& rows, DType dtype, int64_t num_inputs, ui
       }
       std::memcpy(panel + lane * sizeof(scale), &scale, sizeof(scale));
     }
+    if (format.num_bits == 4) order_codes(codes);
     place_codes(codes.data(), lane_bytes, format.num_bits, panel + kScaleBytes);
     panel += format.block_bytes() * kPanelOutputs;
   }
@@ -129,8 +146,8 @@ float unpack_float_code(DType dtype, const uint8_t* panel, int64_t lane, int64_t
     const auto half = static_cast<uint16_t>(code << 8);
     return scale * (dtype == DType::kE4M3 ? kE4M3Values.at[code] : f16_to_float(half));
   }
-  const uint8_t pair = codes[(at / 8 * kPanelOutputs + lane) * 4 + at % 8 / 2];
-  return scale * values_of(dtype)[at % 2 == 0 ? pair >> 4 : pair & 15];
+  const uint8_t pair = codes[(at / 8 * kPanelOutputs + lane) * 4 + at % 4];
+  return scale * values_of(dtype)[at % 8 < 4 ? pair & 15 : pair >> 4];
 }
 
 }  // namespace lmi::cpu

@@ -31,10 +31,10 @@ namespace lmi::cpu {
 // padded on its own. Packed weights are kept on disk: whoever changes this order, or what
 // quantising gives, counts kPackedLayoutVersion up.
 constexpr int64_t kPanelOutputs = 16;
-constexpr int32_t kPackedLayoutVersion = 1;
+constexpr int32_t kPackedLayoutVersion = 3;
 constexpr int64_t kMaxInt8Inputs = 65536;  // so that 32 bits hold every sum of products
 
-// How the inputs of int8 and int4 weights are rounded, each row on its own.
+// How the inputs of quantised weights are rounded, each row on its own.
 enum class RowRounding : uint8_t {
   kInt8,      // to 255 steps of one scale
   kOutliers,  // the same, but a row's few largest inputs to 16 bits of that scale
@@ -47,7 +47,7 @@ constexpr float kLlmInt8Threshold = 6.0f;
 
 struct LinearFormat {
   DType dtype = DType::kBF16;
-  int32_t group_size = 0;  // int4: inputs per scale; blocks: kBlockSumInputs; others 0
+  int32_t group_size = 0;  // int4: inputs per scale; blocks, NF4, FP4: kBlockSumInputs; others 0
   RowRounding rounding = RowRounding::kOutliers;  // changes nothing of what is packed
 };
 
@@ -68,7 +68,8 @@ struct PackedLinear {
   // Not of the activations' own type, which only fp32 and bf16 are.
   bool is_quantized() const { return dtype != DType::kF32 && dtype != DType::kBF16; }
   bool takes_quantized_rows() const {
-    const bool has_integers = is_quantized() && dtype != DType::kF16 && !has_float_codes(dtype);
+    const bool has_floats = has_float_codes(dtype) && !has_code_planes(dtype);
+    const bool has_integers = is_quantized() && dtype != DType::kF16 && !has_floats;
     return has_integers && rounding != RowRounding::kNone;
   }
   // Quantised rows for the other weight are right for this one.
@@ -95,7 +96,7 @@ struct PackedLinear {
 //   int8 low[inputs, padded with zeros to a multiple of 128]
 //   float scale; NaN if an input isn't finite
 //   int32 number of inputs whose high isn't 0
-//   int32 sums of low: over each group of an int4 weight, or one over the row
+//   int32 sums of low: over each group of a weight that has groups, or one over the row
 //   int32 column << 8 | high as a byte, of each input whose high isn't 0, columns ascending
 // Of kLlmInt8, the scale is the largest magnitude below the threshold over 127, inputs from the
 // threshold on have the code 0, and each is listed as its int32 column and itself in fp32.

@@ -1,9 +1,29 @@
 #include "cpu/sampling_row.h"
 
+#include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstddef>
+#include <span>
+
+#include "cpu/watermark.h"
 
 namespace lmi::cpu {
+
+namespace {
+
+constexpr double kMaxGrowth = 1e9;  // decides whatever the logits are, and leaves them finite
+
+void view_length_penalty(const LengthPenalty& penalty, int64_t num_output, SamplingRowView& view) {
+  const int64_t since = num_output - penalty.start;
+  if (penalty.factor == 1.0f || since <= 0) return;
+  view.growth = static_cast<float>(
+      std::min(kMaxGrowth, std::pow(double{penalty.factor}, static_cast<double>(since))));
+  view.growing_ids = penalty.token_ids.data();
+  view.num_growing_ids = static_cast<int64_t>(penalty.token_ids.size());
+}
+
+}  // namespace
 
 SamplingRowView view_sampling_row(const SamplingRow& source, const int32_t* drafts,
                                   int64_t num_drafts, int32_t previous_id) {
@@ -13,6 +33,8 @@ SamplingRowView view_sampling_row(const SamplingRow& source, const int32_t* draf
   view.top_p = source.top_p;
   view.min_p = source.min_p;
   view.typical_p = source.typical_p;
+  view.epsilon_cutoff = source.epsilon_cutoff;
+  view.eta_cutoff = source.eta_cutoff;
   view.repetition_penalty = source.repetition_penalty;
   view.presence_penalty = source.presence_penalty;
   view.frequency_penalty = source.frequency_penalty;
@@ -22,10 +44,15 @@ SamplingRowView view_sampling_row(const SamplingRow& source, const int32_t* draf
   view.watermark_gamma = source.watermark_gamma;
   view.watermark_delta = source.watermark_delta;
   view.previous_id = previous_id;
-  view.logit_bias = source.logit_bias.data();
-  view.num_logit_bias = static_cast<int64_t>(source.logit_bias.size());
+  const std::span<const TokenBias> biases = source.logit_biases();
+  view.logit_bias = biases.data();
+  view.num_logit_bias = std::ssize(biases);
   view.banned_ids = source.banned_ids.data();
   view.num_banned_ids = static_cast<int64_t>(source.banned_ids.size());
+  view.prompt_ids = source.prompt_ids.data();
+  view.num_prompt_ids = static_cast<int64_t>(source.prompt_ids.size());
+  view.prompt_reward = source.prompt_reward;
+  view_length_penalty(source.length_penalty, source.num_output + num_drafts, view);
   if (source.num_output + num_drafts < source.min_tokens) {
     view.min_tokens_banned_ids = source.min_tokens_banned_ids.data();
     view.num_min_tokens_banned_ids = static_cast<int64_t>(source.min_tokens_banned_ids.size());
@@ -49,9 +76,23 @@ SamplingRowView view_sampling_row(const StepView& step, int64_t logit_row) {
   return view_sampling_row(source, drafts, num_drafts, step.token_ids[last]);
 }
 
+std::vector<TokenBias> all_biases(const SamplingRowView& row, int32_t vocab_size,
+                                  std::vector<int32_t>& order) {
+  std::vector<TokenBias> biases(row.logit_bias, row.logit_bias + row.num_logit_bias);
+  if (row.watermark_delta == 0.0f) return biases;
+  order.resize(static_cast<size_t>(vocab_size));
+  const int32_t count =
+      favour_tokens(row.previous_id, row.watermark_gamma, vocab_size, order.data());
+  for (int32_t i = 0; i < count; ++i) {
+    biases.emplace_back(order[static_cast<size_t>(i)], row.watermark_delta);
+  }
+  if (row.num_logit_bias > 0) sum_biases(biases);
+  return biases;
+}
+
 bool modifies_logits(const SamplingRowView& row) {
   return row.num_logit_bias + row.num_banned_ids + row.num_min_tokens_banned_ids + row.num_seen +
-                 row.num_drafts >
+                 row.num_drafts + num_scales(row) >
              0 ||
          row.watermark_delta != 0.0f;
 }

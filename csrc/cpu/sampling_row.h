@@ -3,12 +3,19 @@
 #pragma once
 
 #include <cstdint>
-#include <utility>
+#include <vector>
 
 #include "graph/sampling_table.h"
 #include "graph/step.h"
 
 namespace lmi::cpu {
+
+// What a logit is multiplied by.
+struct TokenScale {
+  int32_t token_id;
+  float above;  // 0
+  float below;
+};
 
 struct SamplingRowView {
   float temperature = 0.0f;
@@ -16,6 +23,8 @@ struct SamplingRowView {
   float top_p = 1.0f;
   float min_p = 0.0f;
   float typical_p = 1.0f;
+  float epsilon_cutoff = 0.0f;
+  float eta_cutoff = 0.0f;
   float repetition_penalty = 1.0f;
   float presence_penalty = 0.0f;
   float frequency_penalty = 0.0f;
@@ -26,12 +35,18 @@ struct SamplingRowView {
   float watermark_delta = 0.0f;
   int32_t previous_id = 0;  // the token before the one that is sampled
 
-  const std::pair<int32_t, float>* logit_bias = nullptr;
+  const TokenBias* logit_bias = nullptr;  // one of a token
   int64_t num_logit_bias = 0;
   const int32_t* banned_ids = nullptr;
   int64_t num_banned_ids = 0;
   const int32_t* min_tokens_banned_ids = nullptr;  // none once min_tokens were generated
   int64_t num_min_tokens_banned_ids = 0;
+  const int32_t* prompt_ids = nullptr;  // which have a reward
+  int64_t num_prompt_ids = 0;
+  float prompt_reward = 1.0f;
+  const int32_t* growing_ids = nullptr;  // of the length penalty, once it has begun
+  int64_t num_growing_ids = 0;
+  float growth = 1.0f;
   const SeenToken* seen = nullptr;  // none when no penalty is on
   int64_t num_seen = 0;
   const int32_t* drafts = nullptr;  // counted as seen_token() does; none when no penalty is on
@@ -58,6 +73,35 @@ static inline SeenToken seen_token(const SamplingRowView& row, int64_t i) {
     ++seen.num_output;
   }
   return seen;
+}
+
+// What is added to a row's logits, its watermark's too: one bias of a token, so that no sampler
+// adds in an order of its own. `order`: memory for tokens of the vocabulary, with a watermark.
+std::vector<TokenBias> all_biases(const SamplingRowView& row, int32_t vocab_size,
+                                  std::vector<int32_t>& order);
+
+// What scales one token's logit, for i < num_scales(row); token_id -1: another i has it. A length
+// penalty adds (growth - 1) times the logit's amount.
+static inline int64_t num_scales(const SamplingRowView& row) {
+  return row.num_prompt_ids + row.num_growing_ids;
+}
+
+static inline TokenScale token_scale(const SamplingRowView& row, int64_t i) {
+  const float reward = row.prompt_reward;
+  if (i < row.num_prompt_ids) {
+    const int32_t token_id = row.prompt_ids[i];
+    for (int64_t k = 0; k < row.num_growing_ids; ++k) {
+      if (row.growing_ids[k] == token_id) return {-1, 1.0f, 1.0f};
+    }
+    return {token_id, reward, 1.0f / reward};
+  }
+  TokenScale scale = {row.growing_ids[i - row.num_prompt_ids], row.growth, 2.0f - row.growth};
+  for (int64_t k = 0; k < row.num_prompt_ids; ++k) {
+    if (row.prompt_ids[k] != scale.token_id) continue;
+    scale.above *= reward;
+    scale.below /= reward;
+  }
+  return scale;
 }
 
 // Whether the row draws from other logits than the model's, masks aside.

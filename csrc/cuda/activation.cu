@@ -37,13 +37,14 @@ __device__ inline float gated(float gate, float up, const LmiActivation& args) {
          (clipped(up, -kClampedLimit, kClampedLimit) + 1.0f);
 }
 
-template <typename T, int kWidth>
+template <typename X, typename T, int kWidth>
 __global__ void activation_kernel(const LmiActivation args) {
   wait_for_earlier_kernels();
   const int column = static_cast<int>(blockIdx.y * blockDim.x + threadIdx.x) * kWidth;
   if (column >= args.num_columns) return;
   const int64_t row = blockIdx.x;
-  const float* source = args.x + row * (args.is_gated != 0 ? 2 : 1) * args.num_columns + column;
+  const X* source = static_cast<const X*>(args.x) +
+                    row * (args.is_gated != 0 ? 2 : 1) * args.num_columns + column;
   float x[kWidth];
   load_floats(source, x);
   if (args.is_gated != 0) {
@@ -75,9 +76,10 @@ int32_t lmi_cuda_activation(const LmiActivation* args, void* stream) {
   }
   const bool is_wide = args->num_columns % 4 == 0 && is_aligned(args->x) && is_aligned(args->y);
   const Grid grid = {args->num_rows, ceil_div(args->num_columns, kThreads * (is_wide ? 4 : 1))};
-  return with_dtype("activation", args->y_dtype, [&](auto element) {
-    using T = decltype(element);
-    const auto kernel = is_wide ? activation_kernel<T, 4> : activation_kernel<T, 1>;
+  return with_operands("activation", args->x_dtype, args->y_dtype, [&](auto operand, auto result) {
+    using X = decltype(operand);
+    using T = decltype(result);
+    const auto kernel = is_wide ? activation_kernel<X, T, 4> : activation_kernel<X, T, 1>;
     return launch("activation", kernel, grid, kThreads, 0, stream, *args);
   });
 }

@@ -87,10 +87,10 @@ __device__ inline T block_sum(T value, T* partials) {
   return total;
 }
 
-template <int kWidth>
-__device__ inline void load_floats(const float* source, float (&values)[kWidth]) {
-  const auto vector = *reinterpret_cast<const Vector<float, kWidth>*>(source);
-  for (int i = 0; i < kWidth; ++i) values[i] = vector.at[i];
+template <typename T, int kWidth>
+__device__ inline void load_floats(const T* source, float (&values)[kWidth]) {
+  const auto vector = *reinterpret_cast<const Vector<T, kWidth>*>(source);
+  for (int i = 0; i < kWidth; ++i) values[i] = to_float(vector.at[i]);
 }
 
 template <int kWidth>

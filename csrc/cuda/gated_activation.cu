@@ -21,13 +21,13 @@ __device__ inline void activate(float (&gate)[kWidth], const float (&up)[kWidth]
   }
 }
 
-template <typename T, int kWidth, bool kIsSilu>
+template <typename X, typename T, int kWidth, bool kIsSilu>
 __global__ void gated_activation_kernel(const LmiGatedActivation args) {
   wait_for_earlier_kernels();
   const int column = static_cast<int>(blockIdx.y * blockDim.x + threadIdx.x) * kWidth;
   if (column >= args.num_columns) return;
   const int64_t row = blockIdx.x;
-  const float* source = args.gate_up + row * 2 * args.num_columns + column;
+  const X* source = static_cast<const X*>(args.gate_up) + row * 2 * args.num_columns + column;
   float gate[kWidth];
   float up[kWidth];
   load_floats(source, gate);
@@ -40,7 +40,7 @@ template <typename T, int kWidth, bool kIsSilu, typename Code>
 __global__ void __launch_bounds__(kMaxThreads) gated_codes_kernel(const LmiGatedActivation args) {
   wait_for_earlier_kernels();
   const int64_t row = blockIdx.x;
-  const float* source = args.gate_up + row * 2 * args.num_columns;
+  const float* source = static_cast<const float*>(args.gate_up) + row * 2 * args.num_columns;
   const auto column_of = [](int step) {
     return static_cast<int>(step * blockDim.x + threadIdx.x) * kWidth;
   };
@@ -80,11 +80,11 @@ __global__ void __launch_bounds__(kMaxThreads) gated_codes_kernel(const LmiGated
   codes.template finish<kWidth>(args.num_columns, args.stride);
 }
 
-template <typename T, int kWidth, bool kIsSilu>
+template <typename X, typename T, int kWidth, bool kIsSilu>
 int32_t launch_plain(const LmiGatedActivation& args, void* stream) {
   const Grid grid = {args.num_rows, ceil_div(args.num_columns, kThreads * kWidth)};
-  return launch("gated_activation", gated_activation_kernel<T, kWidth, kIsSilu>, grid, kThreads, 0,
-                stream, args);
+  const auto kernel = gated_activation_kernel<X, T, kWidth, kIsSilu>;
+  return launch("gated_activation", kernel, grid, kThreads, 0, stream, args);
 }
 
 template <typename T, int kWidth, bool kIsSilu>
@@ -116,16 +116,22 @@ int32_t lmi_cuda_gated_activation(const LmiGatedActivation* args, void* stream) 
   }
   const bool is_wide =
       args->num_columns % 4 == 0 && is_aligned(args->gate_up) && is_aligned(args->y);
-  return with_dtype("gated_activation", args->y_dtype, [&](auto element) {
+  const auto run = [&](auto operand, auto result) {
     return with_bool(args->activation == LMI_SILU, [&](auto is_silu) {
-      using T = decltype(element);
+      using X = decltype(operand);
+      using T = decltype(result);
       constexpr bool kIsSilu = decltype(is_silu)::value;
       if (args->codes == nullptr) {
-        return is_wide ? launch_plain<T, 4, kIsSilu>(*args, stream)
-                       : launch_plain<T, 1, kIsSilu>(*args, stream);
+        return is_wide ? launch_plain<X, T, 4, kIsSilu>(*args, stream)
+                       : launch_plain<X, T, 1, kIsSilu>(*args, stream);
       }
-      return is_wide ? launch_coded<T, 4, kIsSilu>(*args, stream)
-                     : launch_coded<T, 1, kIsSilu>(*args, stream);
+      if constexpr (!std::is_same_v<X, float>) {
+        return fail("gated_activation: codes of bf16 operands");
+      } else {
+        return is_wide ? launch_coded<T, 4, kIsSilu>(*args, stream)
+                       : launch_coded<T, 1, kIsSilu>(*args, stream);
+      }
     });
-  });
+  };
+  return with_operands("gated_activation", args->x_dtype, args->y_dtype, run);
 }

@@ -75,6 +75,19 @@ int32_t with_dtype(const char* name, int32_t dtype, const Action& action) {
   }
 }
 
+// Calls action(X{}, Y{}) with the element types of operands and results: fp32 ones of either, or
+// both in bf16.
+template <typename Action>
+int32_t with_operands(const char* name, int32_t x_dtype, int32_t y_dtype, const Action& action) {
+  if (x_dtype == LMI_BF16 && y_dtype == LMI_BF16) return action(bf16{}, bf16{});
+  if (x_dtype != LMI_F32) {
+    return fail(std::string(name) + ": operands of element type " + std::to_string(x_dtype) +
+                " for results of " + std::to_string(y_dtype) +
+                "; 0 (fp32), and 1 (bf16) for the same can be had");
+  }
+  return with_dtype(name, y_dtype, [&](auto y) { return action(float{}, y); });
+}
+
 // Calls action(T{}) with the type of codes of that number, or other() if it is none.
 template <typename Action, typename Other>
 int32_t with_code(int32_t dtype, const Action& action, const Other& other) {

@@ -22,8 +22,8 @@ constexpr int kCandidates = 4;       // that are timed
 constexpr int kTimedRuns = 3;        // of which the shortest counts
 constexpr size_t kMaxShapes = 4096;  // then the oldest knowledge is dropped, all of it
 
-// Outputs, inputs, dtype, whether there is a bias.
-using WeightShape = std::tuple<int32_t, int32_t, int32_t, bool>;
+// Outputs, inputs, dtypes of operands and results, whether there is a bias.
+using WeightShape = std::tuple<int32_t, int32_t, int32_t, int32_t, bool>;
 // And rows, the stride of results, bytes of workspace, alignment.
 using Shape = std::tuple<WeightShape, int32_t, int32_t, int64_t, uint32_t>;
 
@@ -39,7 +39,7 @@ uint32_t alignment_of(const LmiLinearDense& args) {
 }
 
 WeightShape weight_shape_of(const LmiLinearDense& args) {
-  return {args.num_outputs, args.num_inputs, args.dtype, args.bias != nullptr};
+  return {args.num_outputs, args.num_inputs, args.dtype, args.y_dtype, args.bias != nullptr};
 }
 
 Shape shape_of(const LmiLinearDense& args) {
@@ -55,10 +55,11 @@ struct Types {
   int scale;
 };
 
-Types types_of(int32_t dtype) {
+Types types_of(const LmiLinearDense& args) {
   using namespace cublaslt;
-  if (dtype == LMI_I8) return {kInt8, kInt32, kCompute32I, kInt32};
-  return {dtype == LMI_E4M3 ? kFloat8E4M3 : kBFloat16, kFloat32, kCompute32F, kFloat32};
+  if (args.dtype == LMI_I8) return {kInt8, kInt32, kCompute32I, kInt32};
+  const int result = args.y_dtype == LMI_BF16 ? kBFloat16 : kFloat32;
+  return {args.dtype == LMI_E4M3 ? kFloat8E4M3 : kBFloat16, result, kCompute32F, kFloat32};
 }
 
 int32_t fail_at(const char* what, int status) {
@@ -85,7 +86,7 @@ class DenseProduct {
   bool has_algorithm() const { return num_found_ > 0; }
 
   int32_t prepare(cublaslt::Handle handle, const LmiLinearDense& args) {
-    const Types types = types_of(args.dtype);
+    const Types types = types_of(args);
     const auto rows = static_cast<uint64_t>(args.num_rows);
     const auto outputs = static_cast<uint64_t>(args.num_outputs);
     const auto inputs = static_cast<uint64_t>(args.num_inputs);
@@ -320,6 +321,10 @@ int32_t lmi_cuda_open_cublaslt(const char* path) { return Cublaslt::instance().o
 int32_t lmi_cuda_linear_dense(const LmiLinearDense* args, void* stream) {
   if (const int32_t status = check_bf16("linear_dense", args->dtype)) return status;
   if (!is_aligned(args->bias)) return fail("linear_dense: the bias must start on 16 bytes");
+  if (args->y_dtype != LMI_F32 && (args->y_dtype != LMI_BF16 || args->bias != nullptr)) {
+    return fail("linear_dense: results of element type " + std::to_string(args->y_dtype) +
+                "; 0 (fp32), and 1 (bf16) without a bias can be had");
+  }
   if (args->num_rows == 0 || args->num_outputs == 0) return kOk;
   return Cublaslt::instance().multiply(*args, stream);
 }

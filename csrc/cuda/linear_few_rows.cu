@@ -6,6 +6,7 @@
 // memory a few steps ahead and reads its own only, so that nothing is waited for but the memory.
 #include "cuda/fragment.h"
 #include "cuda/launch.cuh"
+#include "cuda/linear_experts.cuh"
 
 namespace lmi::cuda {
 namespace {
@@ -20,8 +21,8 @@ constexpr int kStageWords = kWarps * kOperands * kWarpSize;
 constexpr int kSharedBytes = kStages * kStageWords * static_cast<int>(sizeof(Word4));
 
 // What the block's first steps will read of its outputs; no kernel writes weights.
-template <typename T>
-__device__ void prefetch_weight(const LmiLinear& args) {
+template <typename T, typename Args>
+__device__ void prefetch_weight(const Args& args) {
   constexpr int kOutputThreads = kWarps * kWarpSize / kOutputs;
   const int thread = static_cast<int>(threadIdx.x);
   const int64_t output = int64_t{blockIdx.x} * kOutputs + thread / kOutputThreads;
@@ -30,19 +31,18 @@ __device__ void prefetch_weight(const LmiLinear& args) {
   prefetch(static_cast<const T*>(args.weight) + output * args.num_inputs + input);
 }
 
-template <typename T>
-__global__ void __launch_bounds__(kWarps* kWarpSize) linear_few_rows_kernel(const LmiLinear args) {
-  prefetch_weight<T>(args);
-  wait_for_earlier_kernels();
+template <typename T, typename Y, bool kIsExperts, typename Args>
+__device__ void multiply_few_rows(const Args& args) {
   const int64_t num_inputs = args.num_inputs;
   const int first_output = static_cast<int>(blockIdx.x) * kOutputs;
   const int group = fragment_group(lane_id());
   const T* low = static_cast<const T*>(args.weight) + (first_output + group) * num_inputs;
   const T* high = low + 8 * num_inputs;
-  const T* x = static_cast<const T*>(args.x) + group * num_inputs;
+  const bool is_row = group < args.num_rows;
+  const int row = is_row ? source_row<kIsExperts>(args, group) : 0;
+  const T* x = static_cast<const T*>(args.x) + row * num_inputs;
   const bool is_low = first_output + group < args.num_outputs;
   const bool is_high = first_output + group + 8 < args.num_outputs;
-  const bool is_row = group < args.num_rows;
 
   Word4* stages =
       reinterpret_cast<Word4*>(shared_memory()) + warp_id() * kOperands * kWarpSize + lane_id();
@@ -97,11 +97,37 @@ __global__ void __launch_bounds__(kWarps* kWarpSize) linear_few_rows_kernel(cons
     for (int i = 0; i < 2; ++i) totals[i] += own.at[i];
   }
   for (int i = 0; i < 2 && 2 * pair + i < args.num_rows; ++i) {
-    args.y[int64_t{2 * pair + i} * args.num_outputs + first_output + output] = totals[i];
+    const int64_t at = int64_t{2 * pair + i} * args.num_outputs + first_output + output;
+    static_cast<Y*>(args.y)[at] = from_float<Y>(totals[i]);
   }
 }
 
+template <typename T, typename Y>
+__global__ void __launch_bounds__(kWarps* kWarpSize) linear_few_rows_kernel(const LmiLinear args) {
+  prefetch_weight<T>(args);
+  wait_for_earlier_kernels();
+  multiply_few_rows<T, Y, false>(args);
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kWarps* kWarpSize)
+    few_expert_rows_kernel(const LmiLinearExperts args) {
+  wait_for_earlier_kernels();
+  ExpertProduct own(args);
+  if (!take_expert_tile<kRows>(own, static_cast<int>(blockIdx.y))) return;
+  prefetch_weight<T>(own);
+  multiply_few_rows<T, float, true>(own);
+}
+
 }  // namespace
+
+int32_t launch_few_expert_rows(const LmiLinearExperts& args, void* stream) {
+  const Grid grid = {ceil_div(args.num_outputs, kOutputs),
+                     most_expert_tiles(args.num_rows, args.num_experts, kRows)};
+  return launch("linear_experts", few_expert_rows_kernel<bf16>, grid, kWarps * kWarpSize,
+                kSharedBytes, stream, args);
+}
+
 }  // namespace lmi::cuda
 
 using namespace lmi::cuda;
@@ -117,6 +143,8 @@ int32_t lmi_cuda_linear_few_rows(const LmiLinear* args, void* stream) {
   }
   const Grid grid = {ceil_div(args->num_outputs, kOutputs)};
   if (const int32_t status = check_bf16("linear_few_rows", args->dtype)) return status;
-  return launch("linear_few_rows", linear_few_rows_kernel<bf16>, grid, kWarps * kWarpSize,
-                kSharedBytes, stream, *args);
+  return with_dtype("linear_few_rows", args->y_dtype, [&](auto element) {
+    const auto kernel = linear_few_rows_kernel<bf16, decltype(element)>;
+    return launch("linear_few_rows", kernel, grid, kWarps * kWarpSize, kSharedBytes, stream, *args);
+  });
 }

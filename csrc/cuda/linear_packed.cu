@@ -5,6 +5,7 @@
 // A block takes two panels, 32 outputs; each of its warps takes a class of stretches of 128 inputs
 // (packed_products.cuh), with copies of its own in flight. What bounds the kernel beside memory is
 // the number of its instructions, of which unpacking takes most.
+#include "cuda/expert_tile.cuh"
 #include "cuda/linear_unpacked.h"
 #include "cuda/packed_products.cuh"
 #include "cuda/panel_sums.cuh"
@@ -21,7 +22,7 @@ constexpr int kStageBytes = kWarpPanels * kStretchBytes;
 constexpr int kWarpBytes = kStages * kStageBytes;
 
 // kRowTiles: of 8 rows.
-template <typename T, int kRowTiles>
+template <typename T, int kRowTiles, bool kIsExperts>
 class PackedWarp {
  public:
   __device__ explicit PackedWarp(const LmiLinearPacked& args)
@@ -38,8 +39,9 @@ class PackedWarp {
     // A row past the last is the last one again.
 #pragma unroll
     for (int n = 0; n < kRowTiles; ++n) {
-      const int64_t row = lower_of(fragment_group(lane_id()) + 8 * n, args.num_rows - 1);
-      rows_[n] = static_cast<const T*>(args.x) + row * args.num_inputs +
+      const int row = lower_of(fragment_group(lane_id()) + 8 * n, args.num_rows - 1);
+      rows_[n] = static_cast<const T*>(args.x) +
+                 int64_t{source_row<kIsExperts>(args, row)} * args.num_inputs +
                  stretch_of(0) * kStretchInputs + lane_id() % 4 * 8;
     }
   }
@@ -138,13 +140,11 @@ template <int kRowTiles>
 constexpr int kSharedBytes = greater_of(
     kWarps * kWarpBytes, kWarps * 8 * kRowTiles * kSumStride * static_cast<int>(sizeof(float)));
 
-template <typename T, int kRowTiles>
-__global__ void __launch_bounds__(kThreads) linear_packed_kernel(const LmiLinearPacked args) {
+template <typename T, int kRowTiles, bool kIsExperts>
+__device__ void finish_few_rows(const LmiLinearPacked& args,
+                                PackedWarp<T, kRowTiles, kIsExperts>& warp) {
   constexpr int kRows = 8 * kRowTiles;
   float* partials = reinterpret_cast<float*>(shared_memory());
-  PackedWarp<T, kRowTiles> warp(args);
-  warp.prefetch_weights();
-  wait_for_earlier_kernels();
   warp.multiply();
   block_barrier();  // every warp is done with its copies
   warp.store(partials + warp_id() * kRows * kSumStride);
@@ -160,6 +160,35 @@ __global__ void __launch_bounds__(kThreads) linear_packed_kernel(const LmiLinear
     args.y[static_cast<int64_t>(row) * args.num_outputs + output] =
         sum_of_warps<kWarps>(partials, kRows, sum_offset(row, lane), bias);
   }
+}
+
+template <typename T, int kRowTiles>
+__global__ void __launch_bounds__(kThreads) linear_packed_kernel(const LmiLinearPacked args) {
+  PackedWarp<T, kRowTiles, false> warp(args);
+  warp.prefetch_weights();
+  wait_for_earlier_kernels();
+  finish_few_rows(args, warp);
+}
+
+template <typename T, int kRowTiles>
+__global__ void __launch_bounds__(kThreads) packed_expert_rows_kernel(const LmiLinearPacked args) {
+  wait_for_earlier_kernels();
+  LmiLinearPacked own = args;
+  if (!take_expert_tile<8 * kRowTiles>(own, static_cast<int>(blockIdx.y))) return;
+  PackedWarp<T, kRowTiles, true> warp(own);
+  finish_few_rows(own, warp);
+}
+
+template <int kRowTiles>
+int32_t launch_few_rows(const LmiLinearPacked& args, void* stream) {
+  const int panels = num_panels(args.num_outputs, args.is_gated != 0);
+  Grid grid = {args.num_rows == 0 ? 0 : ceil_div(panels, kWarpPanels)};
+  auto* kernel = linear_packed_kernel<bf16, kRowTiles>;
+  if (args.matrices != nullptr) {
+    grid.y = most_expert_tiles(args.num_rows, args.num_experts, 8 * kRowTiles);
+    kernel = packed_expert_rows_kernel<bf16, kRowTiles>;
+  }
+  return launch("linear_packed", kernel, grid, kThreads, kSharedBytes<kRowTiles>, stream, args);
 }
 
 }  // namespace
@@ -182,14 +211,10 @@ int32_t lmi_cuda_linear_packed(const LmiLinearPacked* args, void* stream) {
   }
   if (const int32_t status = check_bf16("linear_packed", args->dtype)) return status;
   if (is_unpacked(*args)) return launch_linear_unpacked(*args, stream);
-  if (args->num_rows > kMaxFewPackedRows) return launch_packed_tiles(*args, stream);
-  const auto run = [&](auto row_tiles) {
-    constexpr int kRowTiles = decltype(row_tiles)::value;
-    const int panels = num_panels(args->num_outputs, args->is_gated != 0);
-    const Grid grid = {args->num_rows == 0 ? 0 : ceil_div(panels, kWarpPanels)};
-    return launch("linear_packed", linear_packed_kernel<bf16, kRowTiles>, grid, kThreads,
-                  kSharedBytes<kRowTiles>, stream, *args);
-  };
-  if (args->num_rows <= 8) return run(std::integral_constant<int, 1>{});
-  return run(std::integral_constant<int, kMaxFewPackedRows / 8>{});
+  // Of an expert on average, where rows are experts': its tiles should be as full.
+  const int num_rows =
+      args->matrices == nullptr ? args->num_rows : 2 * ceil_div(args->num_rows, args->num_experts);
+  if (num_rows > kMaxFewPackedRows) return launch_packed_tiles(*args, stream);
+  if (num_rows <= 8) return launch_few_rows<1>(*args, stream);
+  return launch_few_rows<kMaxFewPackedRows / 8>(*args, stream);
 }

@@ -6,6 +6,7 @@
 // background. A block goes through the classes of stretches one after another; where outputs are
 // too few for that many blocks, a block takes one class, and another kernel adds up what they put
 // down. Both add in the same order, that of linear_packed.cu.
+#include "cuda/expert_tile.cuh"
 #include "cuda/packed_products.cuh"
 
 namespace lmi::cuda {
@@ -96,18 +97,26 @@ LMI_HOST_DEVICE inline int64_t class_sum_offset(const LmiLinearPacked& args, int
   return (int64_t{number} * args.num_rows + row) * num_places + panel * kPanelOutputs;
 }
 
-template <typename T, int kRowWarps>
+template <typename T, int kRowWarps, bool kIsExperts>
 class PackedBlock {
  public:
   using Shape = Tile<kRowWarps>;
 
-  __device__ explicit PackedBlock(const LmiLinearPacked& args)
+  // first_row: of the block.
+  __device__ PackedBlock(const LmiLinearPacked& args, int first_row)
       : args_(args),
         num_panels_(num_panels(args.num_outputs, args.is_gated != 0)),
         stretch_bytes_(static_cast<int>(panel_bytes(kStretchInputs, args.group_size))),
         panel_bytes_(static_cast<int>(panel_bytes(args.num_inputs, args.group_size))),
-        first_row_(static_cast<int>(blockIdx.z) * Shape::kRows),
+        first_row_(first_row),
         products_(args.group_size) {
+    if constexpr (kIsExperts) {
+#pragma unroll
+      for (int i = 0; i < kRowCopies; ++i) {
+        const int row = copied_row(i);
+        sources_[i] = row < args.num_rows ? source_row<kIsExperts>(args, row) : 0;
+      }
+    }
     // A panel past the last is the last one again; its outputs are not stored.
     const int panel = lower_of(first_panel() + copied_panel(), num_panels_ - 1);
     source_ = static_cast<const uint8_t*>(args.panels) + int64_t{panel} * panel_bytes_;
@@ -170,7 +179,12 @@ class PackedBlock {
  private:
   using Products = PackedProducts<T, kRowTiles>;
   static_assert(Products::kQuad == kQuad);
-  static constexpr int kCopyThreads = kThreads / Shape::kPanels;  // of a panel
+  static constexpr int kCopyThreads = kThreads / Shape::kPanels;           // of a panel
+  static constexpr int kRowCopies = Shape::kRows * kRowChunks / kThreads;  // of a thread
+
+  __device__ static int copied_row(int copy) {
+    return (copy * kThreads + static_cast<int>(threadIdx.x)) / kRowChunks;
+  }
 
   __device__ static bool is_split() { return gridDim.y > 1; }
   __device__ static int first_panel() { return static_cast<int>(blockIdx.x) * Shape::kPanels; }
@@ -218,7 +232,10 @@ class PackedBlock {
       const int row = index / kRowChunks;
       const int input = first_input + index % kRowChunks * 8;
       const bool is_there = first_row_ + row < args_.num_rows && input < args_.num_inputs;
-      const int64_t from = is_there ? int64_t{first_row_ + row} * args_.num_inputs + input : 0;
+      int64_t from = is_there ? int64_t{first_row_ + row} * args_.num_inputs + input : 0;
+      if constexpr (kIsExperts) {
+        from = is_there ? int64_t{sources_[i]} * args_.num_inputs + input : 0;
+      }
       copy_async(target + staged_row_chunk(row, index % kRowChunks),
                  static_cast<const T*>(args_.x) + from, is_there);
     }
@@ -251,16 +268,28 @@ class PackedBlock {
   int stretch_bytes_;
   int panel_bytes_;
   int first_row_;
-  const uint8_t* source_;  // the panel that this thread copies of
+  const uint8_t* source_;                     // the panel that this thread copies of
+  int sources_[kIsExperts ? kRowCopies : 1];  // the rows of experts that it copies of
   Products products_;
   float totals_[kRowTiles][2][kQuad] = {};  // over classes
 };
 
 template <typename T, int kRowWarps>
 __global__ void __launch_bounds__(kThreads) packed_tiles_kernel(const LmiLinearPacked args) {
-  PackedBlock<T, kRowWarps> block(args);
+  PackedBlock<T, kRowWarps, false> block(args,
+                                         static_cast<int>(blockIdx.z) * Tile<kRowWarps>::kRows);
   block.prefetch_weights();
   wait_for_earlier_kernels();
+  block.multiply();
+  block.store();
+}
+
+template <typename T, int kRowWarps>
+__global__ void __launch_bounds__(kThreads) packed_expert_tiles_kernel(const LmiLinearPacked args) {
+  wait_for_earlier_kernels();
+  LmiLinearPacked own = args;
+  if (!take_expert_tile<Tile<kRowWarps>::kRows>(own, static_cast<int>(blockIdx.z))) return;
+  PackedBlock<T, kRowWarps, true> block(own, 0);
   block.multiply();
   block.store();
 }
@@ -308,9 +337,24 @@ int32_t launch_tiles(const LmiLinearPacked& args, void* stream) {
                 kThreads, 0, stream, args);
 }
 
+template <typename T, int kRowWarps>
+int32_t launch_expert_tiles(const LmiLinearPacked& args, void* stream) {
+  using Shape = Tile<kRowWarps>;
+  const int panels = num_panels(args.num_outputs, args.is_gated != 0);
+  const Grid grid = {ceil_div(panels, Shape::kPanels), 1,
+                     most_expert_tiles(args.num_rows, args.num_experts, Shape::kRows)};
+  return launch("linear_packed", packed_expert_tiles_kernel<T, kRowWarps>, grid, kThreads,
+                Shape::kSharedBytes, stream, args);
+}
+
 }  // namespace
 
 int32_t launch_packed_tiles(const LmiLinearPacked& args, void* stream) {
+  if (args.matrices != nullptr) {
+    return args.num_rows <= int64_t{kWarpRows} * args.num_experts
+               ? launch_expert_tiles<bf16, 1>(args, stream)
+               : launch_expert_tiles<bf16, kMaxRowWarps>(args, stream);
+  }
   return args.num_rows <= kWarpRows ? launch_tiles<bf16, 1>(args, stream)
                                     : launch_tiles<bf16, kMaxRowWarps>(args, stream);
 }

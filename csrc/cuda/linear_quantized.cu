@@ -39,14 +39,16 @@ template <typename Codes>
 constexpr int kStageBytes =
     kWarpPanels * (kPanelBytes + (Codes::kIsGrouped ? kPanelHeaderBytes : 0));
 
-template <typename Codes, int kRowTiles>
+template <typename Codes, int kRowTiles, bool kIsExperts>
 class QuantizedWarp {
  public:
-  __device__ explicit QuantizedWarp(const LmiLinearQuantized& args)
+  // sources: of experts, see sources_.
+  __device__ explicit QuantizedWarp(const LmiLinearQuantized& args, const int* sources = nullptr)
       : args_(args),
         num_steps_(ceil_div(args.num_inputs, 4)),
         stages_(shared_memory() + warp_id() * kStages * kBytes),
-        source_(near_panel(lane_id() / kCopyLanes) + copied_piece() * kPieceBytes) {}
+        source_(near_panel(lane_id() / kCopyLanes) + copied_piece() * kPieceBytes),
+        sources_(sources) {}
 
   // What the block's first groups will read; no kernel writes weights.
   __device__ void prefetch_weights() const {
@@ -131,7 +133,8 @@ class QuantizedWarp {
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        rows[m][half] = load_codes(m * 16 + half * 8 + fragment_group(lane_id()), input);
+        const int row = m * 16 + half * 8 + fragment_group(lane_id());
+        rows[m][half] = load_codes(row, kIsExperts ? sources_[row] : row, input);
       }
     }
   }
@@ -159,15 +162,16 @@ class QuantizedWarp {
   }
 
   // Past the last input are zeros.
-  __device__ Word4 load_codes(int row, int input) const {
+  __device__ Word4 load_codes(int row, int source, int input) const {
     if (row >= args_.num_rows) return {};
-    return *reinterpret_cast<const Word4*>(args_.codes + int64_t{row} * args_.stride + input);
+    return *reinterpret_cast<const Word4*>(args_.codes + int64_t{source} * args_.stride + input);
   }
 
   const LmiLinearQuantized& args_;
   int num_steps_;
   uint8_t* stages_;
   const uint8_t* source_;
+  const int* sources_;  // in shared memory, since registers have no room: the row of x of each
   QuantizedSums<Codes, kRowTiles> sums_;
 };
 
@@ -177,14 +181,12 @@ constexpr int kSharedBytes =
     greater_of(kWarps * kStages * kStageBytes<Codes>,
                kWarps * 16 * kRowTiles * kSumStride * static_cast<int>(sizeof(float)));
 
-template <typename Codes, int kRowTiles>
-__global__ void __launch_bounds__(kThreads) linear_quantized_kernel(const LmiLinearQuantized args) {
+template <typename Codes, int kRowTiles, bool kIsExperts>
+__device__ void finish_few_rows(const LmiLinearQuantized& args,
+                                QuantizedWarp<Codes, kRowTiles, kIsExperts>& warp) {
   using Sum = typename Codes::Sum;
   constexpr int kRows = 16 * kRowTiles;
   Sum* partials = reinterpret_cast<Sum*>(shared_memory());
-  QuantizedWarp<Codes, kRowTiles> warp(args);
-  warp.prefetch_weights();
-  wait_for_earlier_kernels();
   warp.multiply();
   block_barrier();  // every warp is done with its copies
   warp.store(partials + warp_id() * kRows * kSumStride);
@@ -199,23 +201,52 @@ __global__ void __launch_bounds__(kThreads) linear_quantized_kernel(const LmiLin
     const Sum sum =
         sum_of_warps<kWarps>(partials, kRows, sum_offset(row, index % kOutputs), Sum{0});
     const float scale = weight_scale_of<Codes>(args, panel, lane);
-    const int count = num_outliers<Codes>(args, row);
+    const int source = source_row<kIsExperts>(args, row);
+    const int count = num_outliers<Codes>(args, source);
+    const float total = total_of<Codes>(args, sum, source, count, panel, lane);
     args.y[int64_t{row} * args.num_outputs + output] =
-        finish_sum(args, total_of<Codes>(args, sum, row, count, panel, lane), scale, row, output);
+        finish_sum(args, total, scale, source, output);
   }
 }
 
+template <typename Codes, int kRowTiles>
+__global__ void __launch_bounds__(kThreads) linear_quantized_kernel(const LmiLinearQuantized args) {
+  QuantizedWarp<Codes, kRowTiles, false> warp(args);
+  warp.prefetch_weights();
+  wait_for_earlier_kernels();
+  finish_few_rows(args, warp);
+}
+
+template <typename Codes, int kRowTiles>
+__global__ void __launch_bounds__(kThreads)
+    quantized_expert_rows_kernel(const LmiLinearQuantized args) {
+  wait_for_earlier_kernels();
+  LmiLinearQuantized own = args;
+  if (!take_expert_tile<16 * kRowTiles>(own, static_cast<int>(blockIdx.y))) return;
+  __shared__ int sources[16 * kRowTiles];
+  const int row = static_cast<int>(threadIdx.x);
+  if (row < 16 * kRowTiles) sources[row] = row < own.num_rows ? source_row<true>(own, row) : 0;
+  block_barrier();
+  QuantizedWarp<Codes, kRowTiles, true> warp(own, sources);
+  finish_few_rows(own, warp);
+}
+
 template <typename Codes>
-int32_t launch_few_rows(const LmiLinearQuantized& args, void* stream) {
+int32_t launch_few_rows(const LmiLinearQuantized& args, int num_rows, void* stream) {
   const auto run = [&](auto row_tiles) {
     constexpr int kRowTiles = decltype(row_tiles)::value;
-    const Grid grid = {ceil_div(num_panels(args.num_outputs, args.is_gated != 0), kWarpPanels)};
-    return launch("linear_quantized", linear_quantized_kernel<Codes, kRowTiles>, grid, kThreads,
-                  kSharedBytes<Codes, kRowTiles>, stream, args);
+    Grid grid = {ceil_div(num_panels(args.num_outputs, args.is_gated != 0), kWarpPanels)};
+    auto* kernel = linear_quantized_kernel<Codes, kRowTiles>;
+    if (args.matrices != nullptr) {
+      grid.y = most_expert_tiles(args.num_rows, args.num_experts, 16 * kRowTiles);
+      kernel = quantized_expert_rows_kernel<Codes, kRowTiles>;
+    }
+    return launch("linear_quantized", kernel, grid, kThreads, kSharedBytes<Codes, kRowTiles>,
+                  stream, args);
   };
-  if (args.num_rows == 0) return kOk;
-  if (args.num_rows <= 16) return run(std::integral_constant<int, 1>{});
-  if (args.num_rows <= 32) return run(std::integral_constant<int, 2>{});
+  if (num_rows == 0) return kOk;
+  if (num_rows <= 16) return run(std::integral_constant<int, 1>{});
+  if (num_rows <= 32) return run(std::integral_constant<int, 2>{});
   return run(std::integral_constant<int, kMaxRowTiles>{});
 }
 
@@ -234,7 +265,10 @@ int32_t lmi_cuda_linear_quantized(const LmiLinearQuantized* args, void* stream) 
     return fail("linear_quantized: codes, panels and y must start on 16 bytes");
   }
   if (is_unpacked(*args)) return launch_linear_unpacked(*args, stream);
-  if (args->num_rows > 16 * kMaxRowTiles) return launch_quantized_tiles(*args, stream);
-  return with_codes(*args,
-                    [&](auto codes) { return launch_few_rows<decltype(codes)>(*args, stream); });
+  // Of an expert on average, where rows are experts': its tiles should be as full.
+  const int num_rows =
+      args->matrices == nullptr ? args->num_rows : 2 * ceil_div(args->num_rows, args->num_experts);
+  if (num_rows > 16 * kMaxRowTiles) return launch_quantized_tiles(*args, stream);
+  return with_codes(
+      *args, [&](auto codes) { return launch_few_rows<decltype(codes)>(*args, num_rows, stream); });
 }

@@ -33,15 +33,24 @@ __device__ inline int panel_piece_offset(int panel, int step, int piece) {
          (panel * kPanelPieces + step * 4 + (piece ^ (step / 2 % 2 * 2))) * kPieceBytes;
 }
 
-template <typename Codes>
+template <typename Codes, bool kIsExperts>
 class QuantizedBlock {
  public:
-  __device__ explicit QuantizedBlock(const LmiLinearQuantized& args)
+  // first_row: of the block.
+  __device__ QuantizedBlock(const LmiLinearQuantized& args, int first_row)
       : args_(args),
         num_panels_(num_panels(args.num_outputs, args.is_gated != 0)),
         num_steps_(ceil_div(args.num_inputs, 4)),
-        first_row_(static_cast<int>(blockIdx.y) * kRows),
-        first_panel_(static_cast<int>(blockIdx.x) * kPanels) {}
+        first_row_(first_row),
+        first_panel_(static_cast<int>(blockIdx.x) * kPanels) {
+    if constexpr (kIsExperts) {
+#pragma unroll
+      for (int i = 0; i < kRowCopies; ++i) {
+        const int row = (i * kThreads + static_cast<int>(threadIdx.x)) / kRowPieces;
+        sources_[i] = row < args.num_rows ? source_row<kIsExperts>(args, row) : 0;
+      }
+    }
+  }
 
   __device__ void multiply() {
     const int num_stages = ceil_div(args_.num_inputs, kStageInputs);
@@ -76,6 +85,8 @@ class QuantizedBlock {
   }
 
  private:
+  static constexpr int kRowCopies = kRows * kRowPieces / kThreads;  // of a thread
+
   __device__ static int warp_row() { return warp_id() / 4 * 16 * kRowTiles; }
   __device__ static int warp_panel() { return warp_id() % 4 * kWarpPanels; }
 
@@ -84,12 +95,13 @@ class QuantizedBlock {
     float* target = args_.y + int64_t{row} * args_.num_outputs;
     const int output = panel_output(panel, lane, args_.num_outputs, args_.is_gated != 0);
     if (output < 0) return;
-    const int count = num_outliers<Codes>(args_, row);
+    const int source = source_row<kIsExperts>(args_, row);
+    const int count = num_outliers<Codes>(args_, source);
     const auto finished = [&](int tile, int own) {
       const float scale = weight_scale_of<Codes>(args_, panel, lane + tile);
       const float total =
-          total_of<Codes>(args_, sums_.at(m, tile, i), row, count, panel, lane + tile);
-      return finish_sum(args_, total, scale, row, own);
+          total_of<Codes>(args_, sums_.at(m, tile, i), source, count, panel, lane + tile);
+      return finish_sum(args_, total, scale, source, own);
     };
     if (args_.num_outputs % (kColumnTiles << (args_.is_gated != 0)) == 0) {
       float y[kColumnTiles];
@@ -108,24 +120,28 @@ class QuantizedBlock {
   // Of the stage, a group of its own; rows, panels and inputs that aren't there become zeros.
   __device__ void start_copies(int stage, bool is_there) const {
     if (is_there) {
+      // Places are found for every stage anew: kept, they are too many for sums of int8.
+      const int thread = unknown(static_cast<int>(threadIdx.x));
       uint8_t* target = shared_memory() + stage % kStages * kStageBytes;
 #pragma unroll
-      for (int i = 0; i < kRows * kRowPieces / kThreads; ++i) {
-        const int index = i * kThreads + static_cast<int>(threadIdx.x);
-        start_row_copy(target, stage, index / kRowPieces, index % kRowPieces);
+      for (int i = 0; i < kRowCopies; ++i) {
+        const int index = i * kThreads + thread;
+        const int row = index / kRowPieces;
+        const int source = kIsExperts ? sources_[i] : first_row_ + row;
+        start_row_copy(target, stage, row, source, index % kRowPieces);
       }
 #pragma unroll
       for (int i = 0; i < kPanels * kPanelPieces / kThreads; ++i) {
-        const int index = i * kThreads + static_cast<int>(threadIdx.x);
+        const int index = i * kThreads + thread;
         start_panel_copy(target, stage, index / kPanelPieces, index % kPanelPieces);
       }
     }
     end_copy_group();
   }
 
-  __device__ void start_row_copy(uint8_t* target, int stage, int row, int piece) const {
+  __device__ void start_row_copy(uint8_t* target, int stage, int row, int source, int piece) const {
     const bool is_there = first_row_ + row < args_.num_rows;
-    const int64_t from = is_there ? int64_t{first_row_ + row} * args_.stride : 0;
+    const int64_t from = is_there ? int64_t{source} * args_.stride : 0;
     copy_async(target + row_piece_offset(row, piece),
                args_.codes + from + stage * kStageInputs + piece * kPieceBytes, is_there);
   }
@@ -166,6 +182,7 @@ class QuantizedBlock {
   int num_steps_;
   int first_row_;
   int first_panel_;
+  int sources_[kIsExperts ? kRowCopies : 1];  // the rows of experts that this thread copies of
   QuantizedSums<Codes, kRowTiles> sums_;
 };
 
@@ -173,7 +190,18 @@ template <typename Codes>
 __global__ void __launch_bounds__(kThreads, Codes::kIsSummedInGroups ? 1 : 2)
     quantized_tiles_kernel(const LmiLinearQuantized args) {
   wait_for_earlier_kernels();
-  QuantizedBlock<Codes> block(args);
+  QuantizedBlock<Codes, false> block(args, static_cast<int>(blockIdx.y) * kRows);
+  block.multiply();
+  block.store();
+}
+
+template <typename Codes>
+__global__ void __launch_bounds__(kThreads, 1)
+    quantized_expert_tiles_kernel(const LmiLinearQuantized args) {
+  wait_for_earlier_kernels();
+  LmiLinearQuantized own = args;
+  if (!take_expert_tile<kRows>(own, static_cast<int>(blockIdx.y))) return;
+  QuantizedBlock<Codes, true> block(own, 0);
   block.multiply();
   block.store();
 }
@@ -181,11 +209,16 @@ __global__ void __launch_bounds__(kThreads, Codes::kIsSummedInGroups ? 1 : 2)
 }  // namespace
 
 int32_t launch_quantized_tiles(const LmiLinearQuantized& args, void* stream) {
-  const Grid grid = {ceil_div(num_panels(args.num_outputs, args.is_gated != 0), kPanels),
-                     ceil_div(args.num_rows, kRows)};
+  Grid grid = {ceil_div(num_panels(args.num_outputs, args.is_gated != 0), kPanels),
+               ceil_div(args.num_rows, kRows)};
+  const bool is_experts = args.matrices != nullptr;
+  if (is_experts) grid.y = most_expert_tiles(args.num_rows, args.num_experts, kRows);
   return with_codes(args, [&](auto codes) {
-    return launch("linear_quantized_tiles", quantized_tiles_kernel<decltype(codes)>, grid, kThreads,
-                  kStages * kStageBytes, stream, args);
+    using Codes = decltype(codes);
+    auto* kernel =
+        is_experts ? quantized_expert_tiles_kernel<Codes> : quantized_tiles_kernel<Codes>;
+    return launch("linear_quantized_tiles", kernel, grid, kThreads, kStages * kStageBytes, stream,
+                  args);
   });
 }
 

@@ -5,6 +5,7 @@
 // memory at a time, in rows padded so that the threads of a read find theirs in different banks.
 #include "cuda/fragment.h"
 #include "cuda/launch.cuh"
+#include "cuda/linear_experts.cuh"
 
 namespace lmi::cuda {
 namespace {
@@ -25,9 +26,9 @@ using Piece = Vector<T, kPieceInputs>;
 
 // Zeros where there is nothing. kIsWide: rows start on 16 bytes, and end there.
 template <bool kIsWide, typename T>
-__device__ Piece<T> load_piece(const T* matrix, int row, int num_rows, int input, int num_inputs) {
+__device__ Piece<T> load_piece(const T* matrix, int row, bool is_row, int input, int num_inputs) {
   Piece<T> piece = {};
-  if (row >= num_rows || input >= num_inputs) return piece;
+  if (!is_row || input >= num_inputs) return piece;
   const T* source = matrix + int64_t{row} * num_inputs + input;
   if constexpr (kIsWide) {
     piece = *reinterpret_cast<const Piece<T>*>(source);
@@ -40,14 +41,12 @@ __device__ Piece<T> load_piece(const T* matrix, int row, int num_rows, int input
   return piece;
 }
 
-template <typename T, bool kIsWide>
-__global__ void __launch_bounds__(kThreads) linear_tiled_kernel(const LmiLinearDense args) {
-  wait_for_earlier_kernels();
+template <typename T, typename Y, bool kIsWide, bool kIsExperts, typename Args>
+__device__ void multiply_tile(const Args& args, int first_row) {
   using Row = Piece<T>[kPieces + 1];
   Row* x = reinterpret_cast<Row*>(shared_memory());
   Row* weight = x + kTile;
   const int first_output = static_cast<int>(blockIdx.x) * kTile;
-  const int first_row = static_cast<int>(blockIdx.y) * kTile;
   const int lane = lane_id();
   const int warp_row = warp_id() / 2 * kWarpTile;
   const int warp_output = warp_id() % 2 * kWarpTile;
@@ -60,11 +59,13 @@ __global__ void __launch_bounds__(kThreads) linear_tiled_kernel(const LmiLinearD
       const int row = index / kPieces;
       const int piece = index % kPieces;
       const int input = first + piece * kPieceInputs;
-      x[row][piece] = load_piece<kIsWide>(static_cast<const T*>(args.x), first_row + row,
-                                          args.num_rows, input, args.num_inputs);
+      const bool is_row = first_row + row < args.num_rows;
+      const int source = is_row ? source_row<kIsExperts>(args, first_row + row) : 0;
+      x[row][piece] = load_piece<kIsWide>(static_cast<const T*>(args.x), source, is_row, input,
+                                          args.num_inputs);
       weight[row][piece] =
           load_piece<kIsWide>(static_cast<const T*>(args.weight), first_output + row,
-                              args.num_outputs, input, args.num_inputs);
+                              first_output + row < args.num_outputs, input, args.num_inputs);
     }
     block_barrier();
 #pragma unroll
@@ -97,13 +98,37 @@ __global__ void __launch_bounds__(kThreads) linear_tiled_kernel(const LmiLinearD
         const int output = first_output + warp_output + tile * 8 + at.column;
         if (row >= args.num_rows || output >= args.num_outputs) continue;
         const float bias = args.bias == nullptr ? 0.0f : args.bias[output];
-        args.y[int64_t{row} * args.y_stride + output] = sums[m][tile][i] + bias;
+        static_cast<Y*>(args.y)[int64_t{row} * args.y_stride + output] =
+            from_float<Y>(sums[m][tile][i] + bias);
       }
     }
   }
 }
 
+template <typename T, typename Y, bool kIsWide>
+__global__ void __launch_bounds__(kThreads) linear_tiled_kernel(const LmiLinearDense args) {
+  wait_for_earlier_kernels();
+  multiply_tile<T, Y, kIsWide, false>(args, static_cast<int>(blockIdx.y) * kTile);
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kThreads) expert_tiles_kernel(const LmiLinearExperts args) {
+  wait_for_earlier_kernels();
+  ExpertProduct own(args);
+  if (take_expert_tile<kTile>(own, static_cast<int>(blockIdx.y))) {
+    multiply_tile<T, float, true, true>(own, 0);
+  }
+}
+
 }  // namespace
+
+int32_t launch_expert_tiles(const LmiLinearExperts& args, void* stream) {
+  const Grid grid = {ceil_div(args.num_outputs, kTile),
+                     most_expert_tiles(args.num_rows, args.num_experts, kTile)};
+  return launch("linear_experts", expert_tiles_kernel<bf16>, grid, kThreads, kSharedBytes, stream,
+                args);
+}
+
 }  // namespace lmi::cuda
 
 using namespace lmi::cuda;
@@ -113,9 +138,11 @@ int32_t lmi_cuda_linear_tiled(const LmiLinearDense* args, void* stream) {
       args->num_inputs % kPieceInputs == 0 && is_aligned(args->x) && is_aligned(args->weight);
   const Grid grid = {ceil_div(args->num_outputs, kTile), ceil_div(args->num_rows, kTile)};
   if (const int32_t status = check_bf16("linear_tiled", args->dtype)) return status;
-  return with_bool(is_wide, [&](auto is_wide_type) {
-    constexpr bool kIsWide = decltype(is_wide_type)::value;
-    return launch("linear_tiled", linear_tiled_kernel<bf16, kIsWide>, grid, kThreads, kSharedBytes,
-                  stream, *args);
+  return with_dtype("linear_tiled", args->y_dtype, [&](auto element) {
+    return with_bool(is_wide, [&](auto is_wide_type) {
+      const auto kernel =
+          linear_tiled_kernel<bf16, decltype(element), decltype(is_wide_type)::value>;
+      return launch("linear_tiled", kernel, grid, kThreads, kSharedBytes, stream, *args);
+    });
   });
 }

@@ -1,5 +1,5 @@
-/* The CUDA kernels' C interface, with that of products in lmi_products.h: plain arguments in, 0 or
- * an error code out.
+/* The CUDA kernels' C interface, with products in lmi_products.h and ranks in lmi_ranks.h: plain
+ * arguments in, 0 or an error code out.
  *
  * Pointers are to device memory, unless a comment says host; matrices are row-major and contiguous.
  * Nothing is allocated, and nothing waits: a call puts kernels onto `stream` (a CUstream) of the
@@ -14,7 +14,7 @@
 extern "C" {
 #endif
 
-#define LMI_CUDA_VERSION 14 /* changes with any signature or struct here or in step_list.h */
+#define LMI_CUDA_VERSION 17 /* changes with any signature or struct here or in step_list.h */
 
 #if defined(__GNUC__)
 #define LMI_CUDA_API __attribute__((visibility("default")))
@@ -96,11 +96,12 @@ typedef struct {
 } LmiNorm;
 LMI_CUDA_API int32_t lmi_cuda_norm(const LmiNorm* args, void* stream);
 
-/* y = act(gate) * up, of silu and gelu_tanh: fp32 gate_up [num_rows, 2 num_columns], gate before
- * up; y [num_rows, num_columns] in y_dtype. With codes as rms_norm, of at most
- * LMI_MAX_CODED_COLUMNS, a quarter where not a multiple of 4. */
+/* y = act(gate) * up, of silu and gelu_tanh: gate_up [num_rows, 2 num_columns] in x_dtype, gate
+ * before up, fp32 or, where y is and there are no codes, bf16; y [num_rows, num_columns] in
+ * y_dtype. With codes as rms_norm, of at most LMI_MAX_CODED_COLUMNS, a quarter where not a multiple
+ * of 4. */
 typedef struct {
-  const float* gate_up;
+  const void* gate_up;
   void* y; /* NULL: not stored */
   int32_t num_rows;
   int32_t num_columns;
@@ -112,14 +113,15 @@ typedef struct {
   int32_t stride;
   int32_t outlier_stride;
   int32_t code_type;
+  int32_t x_dtype;
 } LmiGatedActivation;
 #define LMI_MAX_CODED_COLUMNS 32768
 LMI_CUDA_API int32_t lmi_cuda_gated_activation(const LmiGatedActivation* args, void* stream);
 
-/* The same of any activation, gated or not: y = act(x), of fp32 x [num_rows, num_columns], which y
- * may be, unless is_gated. */
+/* The same of any activation, gated or not: y = act(x), of x [num_rows, num_columns] in x_dtype,
+ * which y may be, unless is_gated. */
 typedef struct {
-  const float* x;
+  const void* x;
   void* y;
   int32_t num_rows;
   int32_t num_columns;
@@ -127,6 +129,7 @@ typedef struct {
   int32_t is_gated;
   float cap;
   int32_t y_dtype;
+  int32_t x_dtype;
 } LmiActivation;
 LMI_CUDA_API int32_t lmi_cuda_activation(const LmiActivation* args, void* stream);
 
@@ -141,7 +144,7 @@ LMI_CUDA_API int32_t lmi_cuda_activation(const LmiActivation* args, void* stream
  * key_scale or value_scale; what is too large becomes the largest. Heads with elements that aren't
  * finite aren't when read either. */
 typedef struct {
-  const float* qkv;
+  const void* qkv; /* in qkv_dtype: fp32, or bf16 where q is */
   void* q;
   void* keys;
   void* values;
@@ -163,6 +166,7 @@ typedef struct {
   float* value_scales;
   float key_scale;
   float value_scale;
+  int32_t qkv_dtype;
 } LmiRopeCacheWrite;
 LMI_CUDA_API int32_t lmi_cuda_rope_cache_write(const LmiRopeCacheWrite* args, void* stream);
 
@@ -322,7 +326,9 @@ typedef struct {
 #define LMI_MAX_TOP 1024
 LMI_CUDA_API int32_t lmi_cuda_sample(const LmiSample* args, void* stream);
 
+#include "cuda/lmi_experts.h"
 #include "cuda/lmi_products.h"
+#include "cuda/lmi_ranks.h"
 
 #ifdef __cplusplus
 }

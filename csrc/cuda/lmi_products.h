@@ -3,17 +3,18 @@
 #define LMI_PRODUCTS_H_
 
 /* y = x weight^T + bias for few rows: x [num_rows, num_inputs], weight [num_outputs, num_inputs] in
- * dtype, bf16, both on 16 bytes; bias (NULL: none), y fp32. A row's result depends on that
- * row alone. */
+ * dtype, bf16, both on 16 bytes; bias (NULL: none) fp32; y in y_dtype, fp32 or bf16. A row's result
+ * depends on that row alone. */
 typedef struct {
   const void* x;
   const void* weight;
   const float* bias;
-  float* y;
+  void* y;
   int32_t num_rows; /* at most LMI_MAX_FEW_ROWS */
   int32_t num_outputs;
   int32_t num_inputs; /* a multiple of 8 */
   int32_t dtype;
+  int32_t y_dtype;
 } LmiLinear;
 #define LMI_MAX_FEW_ROWS 8
 LMI_CUDA_API int32_t lmi_cuda_linear_few_rows(const LmiLinear* args, void* stream);
@@ -28,8 +29,8 @@ LMI_CUDA_API int32_t lmi_cuda_open_cublaslt(const char* path);
 typedef struct {
   const void* x;
   const void* weight;
-  const float* bias; /* on 16 bytes */
-  float* y;
+  const float* bias; /* on 16 bytes; NULL where y isn't fp32 */
+  void* y;
   void* workspace; /* on 256 bytes; for no other stream */
   int64_t workspace_bytes;
   int32_t num_rows;
@@ -37,10 +38,28 @@ typedef struct {
   int32_t num_inputs;
   int32_t y_stride; /* numbers between rows of y, at least num_outputs */
   int32_t dtype;
+  int32_t y_dtype;
 } LmiLinearDense;
 LMI_CUDA_API int32_t lmi_cuda_linear_dense(const LmiLinearDense* args, void* stream);
 /* The same by a plain kernel of any shape; without a workspace. */
 LMI_CUDA_API int32_t lmi_cuda_linear_tiled(const LmiLinearDense* args, void* stream);
+
+/* As linear_few_rows for any number of rows, each times the matrix of its expert: rows of y are
+ * sorted by expert. How a row is summed depends on the numbers of rows and experts. */
+typedef struct {
+  const void* x;             /* in dtype, bf16, on 16 bytes */
+  const float* bias;         /* [num_experts, num_outputs]; NULL: none */
+  float* y;                  /* [num_rows, num_outputs] */
+  const uint64_t* matrices;  /* [num_experts]: where each lies, on 16 bytes */
+  const int32_t* first_rows; /* of group_rows */
+  const int32_t* token_rows; /* of group_rows: the row of x for each of y; NULL: the same */
+  int32_t num_experts;
+  int32_t num_rows;
+  int32_t num_outputs;
+  int32_t num_inputs; /* a multiple of 8 */
+  int32_t dtype;
+} LmiLinearExperts;
+LMI_CUDA_API int32_t lmi_cuda_linear_experts(const LmiLinearExperts* args, void* stream);
 
 /* As linear_few_rows for any number of rows and a weight in int4 panels (csrc/cpu/kernels.h).
  * Outputs of a gated one come out as gate before up; num_outputs counts both. More rows than
@@ -58,6 +77,10 @@ typedef struct {
   int64_t unpacked_bytes; /* at least 64 outputs' 16-bit weights */
   void* workspace;        /* linear_dense's */
   int64_t workspace_bytes;
+  const uint64_t* matrices; /* this and what follows: of LmiLinearExperts; NULL: one matrix */
+  const int32_t* first_rows;
+  const int32_t* token_rows;
+  int32_t num_experts;
   int32_t max_packed_rows;
   int32_t num_rows;
   int32_t num_outputs;
@@ -107,6 +130,10 @@ typedef struct {
   int64_t unpacked_bytes;  /* at least 64 outputs' rows of `stride` bytes */
   void* workspace;         /* linear_dense's */
   int64_t workspace_bytes;
+  const uint64_t* matrices; /* this and what follows: of LmiLinearExperts; NULL: one matrix */
+  const int32_t* first_rows;
+  const int32_t* token_rows;
+  int32_t num_experts;
   int32_t max_panel_rows;
   int32_t num_rows;
   int32_t num_outputs;

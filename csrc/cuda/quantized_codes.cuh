@@ -2,6 +2,7 @@
 // tiles over them.
 #pragma once
 
+#include "cuda/expert_tile.cuh"
 #include "cuda/fragment.h"
 #include "cuda/launch.cuh"
 #include "cuda/weight_panel.h"

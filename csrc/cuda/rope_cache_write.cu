@@ -14,8 +14,8 @@ LMI_HOST_DEVICE inline int partner_of(int dim, int half) {
   return dim < 2 * half ? dim - half : dim;
 }
 
-template <int kWidth>
-__device__ float norm_scale(const float* source, int head_dim, float eps) {
+template <int kWidth, typename X>
+__device__ float norm_scale(const X* source, int head_dim, float eps) {
   float squares = 0.0f;
   for (int dim = lane_id() * kWidth; dim < head_dim; dim += kWarpSize * kWidth) {
     float x[kWidth];
@@ -26,9 +26,9 @@ __device__ float norm_scale(const float* source, int head_dim, float eps) {
 }
 
 // Calls action(dim, values) for the lane's dimensions of the head as it is.
-template <int kWidth>
+template <typename X, int kWidth>
 struct PlainHead {
-  const float* source;
+  const X* source;
   int head_dim;
 
   template <typename Action>
@@ -42,10 +42,10 @@ struct PlainHead {
 };
 
 // The same of the head after norm and rotation.
-template <int kWidth>
+template <typename X, int kWidth>
 class RotatedHead {
  public:
-  __device__ RotatedHead(const LmiRopeCacheWrite& args, const float* source, const float* norm,
+  __device__ RotatedHead(const LmiRopeCacheWrite& args, const X* source, const float* norm,
                          int position)
       : source_(source),
         norm_(norm),
@@ -87,7 +87,7 @@ class RotatedHead {
     for (int i = 0; i < kWidth; ++i) x[i] *= scale_ * weight[i];
   }
 
-  const float* source_;
+  const X* source_;
   const float* norm_;
   const float* cos_;
   const float* sin_;
@@ -121,7 +121,7 @@ __device__ void store_in_cache(const Head& head, void* store, int64_t row, int h
   });
 }
 
-template <typename Q, typename KV, int kWidth>
+template <typename X, typename Q, typename KV, int kWidth>
 __global__ void rope_cache_write_kernel(const LmiRopeCacheWrite args) {
   wait_for_earlier_kernels();
   const int head = static_cast<int>(blockIdx.y) * kWarps + warp_id();
@@ -129,21 +129,21 @@ __global__ void rope_cache_write_kernel(const LmiRopeCacheWrite args) {
   const int num_heads = num_rotated + args.num_kv_heads;
   if (head >= num_heads) return;
   const int64_t token = blockIdx.x;
-  const float* source = args.qkv + (token * num_heads + head) * args.head_dim;
+  const X* source = static_cast<const X*>(args.qkv) + (token * num_heads + head) * args.head_dim;
   const int position = args.positions[token];
   if (head < args.num_q_heads) {
     Q* target = static_cast<Q*>(args.q) + (token * args.num_q_heads + head) * args.head_dim;
-    RotatedHead<kWidth>(args, source, args.q_norm, position)
+    RotatedHead<X, kWidth>(args, source, args.q_norm, position)
         .each([&](int dim, const float (&x)[kWidth]) { store_as(target + dim, x); });
     return;
   }
   const int64_t row = static_cast<int64_t>(args.slots[token]) * args.num_kv_heads;
   if (head < num_rotated) {
-    store_in_cache<KV, kWidth>(RotatedHead<kWidth>(args, source, args.k_norm, position), args.keys,
-                               row + head - args.num_q_heads, args.head_dim, args.key_scales,
-                               args.key_scale);
+    store_in_cache<KV, kWidth>(RotatedHead<X, kWidth>(args, source, args.k_norm, position),
+                               args.keys, row + head - args.num_q_heads, args.head_dim,
+                               args.key_scales, args.key_scale);
   } else {
-    store_in_cache<KV, kWidth>(PlainHead<kWidth>{source, args.head_dim}, args.values,
+    store_in_cache<KV, kWidth>(PlainHead<X, kWidth>{source, args.head_dim}, args.values,
                                row + head - num_rotated, args.head_dim, args.value_scales,
                                args.value_scale);
   }
@@ -170,12 +170,13 @@ int32_t lmi_cuda_rope_cache_write(const LmiRopeCacheWrite* args, void* stream) {
   const bool is_wide = args->head_dim % 4 == 0 && args->half_rotary % 4 == 0;
   const int num_heads = args->num_q_heads + 2 * args->num_kv_heads;
   const Grid grid = {args->num_tokens, ceil_div(num_heads, kWarps)};
-  return with_dtype("rope_cache_write", args->q_dtype, [&](auto q_element) {
-    return with_cache_dtype("rope_cache_write", args->kv_dtype, [&](auto kv_element) {
-      using Q = decltype(q_element);
-      using KV = decltype(kv_element);
+  return with_operands("rope_cache_write", args->qkv_dtype, args->q_dtype, [&](auto x, auto q) {
+    return with_cache_dtype("rope_cache_write", args->kv_dtype, [&](auto kv) {
+      using X = decltype(x);
+      using Q = decltype(q);
+      using KV = decltype(kv);
       const auto kernel =
-          is_wide ? rope_cache_write_kernel<Q, KV, 4> : rope_cache_write_kernel<Q, KV, 1>;
+          is_wide ? rope_cache_write_kernel<X, Q, KV, 4> : rope_cache_write_kernel<X, Q, KV, 1>;
       return launch("rope_cache_write", kernel, grid, kWarps * kWarpSize, 0, stream, *args);
     });
   });

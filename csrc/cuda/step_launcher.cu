@@ -88,7 +88,7 @@ int32_t StepLauncher::capture(int32_t row_count_id, int32_t key_count_id) {
 }
 
 bool StepLauncher::capture_wanted() {
-  if (!has_wanted() || slots_[next_slot_].is_busy) return false;
+  if (!has_wanted()) return false;
   return capture(captured_.most_wanted()) == kOk;
 }
 
@@ -107,7 +107,9 @@ int32_t StepLauncher::launch(const LmiStep& step, Slot& slot) {
   void* graph = nullptr;
   if (captured_.find_shape(step, shape)) {
     graph = captured_.find(shape);
-    if (graph == nullptr && captured_.miss(shape) && capture(shape) == kOk) {
+    if (graph == nullptr && captured_.miss(shape)) {
+      const int32_t status = capture(shape);
+      if (status != kOk && ranks_ != nullptr) return status;  // others may replay it
       graph = captured_.find(shape);
     }
   }
@@ -132,14 +134,25 @@ int32_t StepLauncher::launch(const LmiStep& step, Slot& slot) {
   return finish(step, inputs, slot);
 }
 
+// What rank 0 chose; the others' next step takes it, too.
+int32_t StepLauncher::sample(const LmiStep& step, const StepInputs& inputs, Slot& slot) {
+  if (sampler_.is_set()) {
+    const int32_t status = sampler_.launch(step, inputs, results_, slot.edits, stream_);
+    if (status != kOk) return status;
+  }
+  if (ranks_ == nullptr) return kOk;
+  const LmiShareTokens shared = {ranks_, reinterpret_cast<int32_t*>(results_), slot.num_rows};
+  return lmi_cuda_share_tokens(&shared, stream_);
+}
+
 // From logits to results on their way to the host.
 int32_t StepLauncher::finish(const LmiStep& step, const StepInputs& inputs, Slot& slot) {
   slot.num_rows = step.num_logit_rows;
   slot.max_top = step.sampling.max_top;
   has_results_ = slot.num_rows > 0;
   if (has_results_) {
-    int32_t status = sampler_.launch(step, inputs, results_, slot.edits, stream_);
-    if (status == kOk) {
+    int32_t status = sample(step, inputs, slot);
+    if (status == kOk && sampler_.is_set()) {
       status = runtime::download(slot.results.data(), results_,
                                  Results::num_bytes(slot.num_rows, slot.max_top), stream_);
     }
@@ -173,9 +186,10 @@ int32_t StepLauncher::wait(int32_t slot_id, LmiStepResults* results) {
   Slot& slot = slots_[static_cast<size_t>(slot_id)];
   int32_t status = runtime::use_device(packer_.sizes().device);
   if (status == kOk) status = runtime::wait_for_event(slot.done);
-  const Results host(slot.results.data(), slot.num_rows, slot.max_top);
+  const int32_t num_rows = sampler_.is_set() ? slot.num_rows : 0;  // others have rank 0's ids alone
+  const Results host(slot.results.data(), num_rows, slot.max_top);
   *results = {host.token_ids,    host.logprobs, host.num_top, host.top_ids,
-              host.top_logprobs, slot.num_rows, slot.max_top};
+              host.top_logprobs, num_rows,      slot.max_top};
   slot.is_busy = false;
   return status;
 }

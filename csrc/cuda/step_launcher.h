@@ -38,7 +38,7 @@ class StepLauncher {
   int32_t start(void* memory);
   int32_t run(const LmiStep& step, int32_t* slot_id);
   int32_t wait(int32_t slot_id, LmiStepResults* results);
-  bool has_wanted() const { return captured_.has_wanted(); }
+  bool has_wanted() const { return captured_.has_wanted() && !slots_[next_slot_].is_busy; }
   bool capture_wanted();
   int32_t capture(StepShape shape);
   int32_t capture(int32_t row_count_id, int32_t key_count_id);
@@ -58,8 +58,15 @@ class StepLauncher {
   int32_t record(StepShape shape, void** graph);
   int32_t launch(const LmiStep& step, Slot& slot);
   StepContext context_of(const StepCounts& counts, const StepInputs& inputs) const {
-    return {counts, inputs, packer_.sizes().block_size, partials_, log_masses_, arrivals_};
+    return {counts,
+            inputs,
+            packer_.sizes().block_size,
+            packer_.sizes().experts_per_token,
+            partials_,
+            log_masses_,
+            arrivals_};
   }
+  int32_t sample(const LmiStep& step, const StepInputs& inputs, Slot& slot);
   int32_t finish(const LmiStep& step, const StepInputs& inputs, Slot& slot);
 
   StepPacker packer_;
@@ -67,6 +74,7 @@ class StepLauncher {
   std::vector<Launch> copies_;
   std::vector<Launch> nodes_;
   StepSampler sampler_;
+  void* ranks_ = nullptr;  // who share what is sampled; null: there is one
 
   void* stream_ = nullptr;
   std::array<Slot, LMI_STEP_SLOTS> slots_;

@@ -51,8 +51,9 @@ int32_t StepLauncher::prepare(const Args& args, int32_t rows,
 
 int32_t StepLauncher::add(int32_t node, int32_t rows, const void* args) {
   if (stream_ != nullptr) return fail("the step list was started: nothing can be added");
-  if (rows != LMI_TOKEN_ROWS && rows != LMI_LOGIT_ROWS) {
-    return fail("row symbol " + std::to_string(rows) + "; known are 0 (tokens), 1 (logits)");
+  if (rows < LMI_TOKEN_ROWS || rows > LMI_EXPERT_ROWS) {
+    return fail("row symbol " + std::to_string(rows) +
+                "; known are 0 (tokens), 1 (logits), 2 (experts of tokens)");
   }
   switch (node) {
     case LMI_NODE_COPY_BLOCKS:
@@ -72,6 +73,9 @@ int32_t StepLauncher::add(int32_t node, int32_t rows, const void* args) {
     case LMI_NODE_SAMPLE:
       sampler_.set(*static_cast<const LmiSample*>(args));
       return kOk;
+    case LMI_NODE_SHARE_TOKENS:
+      ranks_ = static_cast<const LmiShareTokens*>(args)->ranks;
+      return kOk;
     default:
       if (Launch launch = step_node(node, rows, args)) {
         nodes_.push_back(std::move(launch));
@@ -89,7 +93,9 @@ int64_t StepLauncher::num_bytes() const {
 }
 
 int32_t StepLauncher::start(void* memory) {
-  if (!sampler_.is_set()) return fail("the step list has no sample node, so a step has no result");
+  if (!sampler_.is_set() && ranks_ == nullptr) {
+    return fail("the step list has no sample node, so a step has no result");
+  }
   if (stream_ != nullptr) return fail("the step list was started already");
   if (const int32_t status = runtime::use_device(packer_.sizes().device)) return status;
   const LmiStepSizes& sizes = packer_.sizes();

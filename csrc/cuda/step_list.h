@@ -1,7 +1,8 @@
 /* Steps of a model behind the C interface: a list of kernels recorded once, which a call launches
  * for the counts of a step, with the step's arrays in one upload and the results in one download.
  *
- * A list has a stream of its own. One thread at a time runs and captures; others may wait.
+ * A list has a stream of its own. One thread at a time runs and captures; others may wait. Lists
+ * whose ranks share tokens run and capture the same in one order; only rank 0's samples.
  * Functions return 0, or an error whose text lmi_cuda_error has. */
 #ifndef LMI_CUDA_STEP_LIST_H_
 #define LMI_CUDA_STEP_LIST_H_
@@ -29,6 +30,7 @@ typedef struct {
   int32_t max_top;             /* at most LMI_MAX_TOP */
   int32_t num_attention_slots; /* LmiAttentionLists::num_slots */
   int32_t split_tokens;        /* LmiAttentionLists::split_tokens */
+  int32_t experts_per_token;   /* that many LMI_EXPERT_ROWS has each; 0: the model has none */
   int32_t scratch_block;       /* a block of no sequence: of captured rows that stand for none */
   int32_t num_misses; /* steps that are launched kernel by kernel before theirs is captured */
   /* Decode steps are captured for so many rows and up to so many keys, ascending; none: never. */
@@ -59,8 +61,17 @@ enum {
   LMI_NODE_ADD_POSITIONS = 12,    /* LmiGatherRows: ids, the positions */
   LMI_NODE_NORM = 13,             /* LmiNorm */
   LMI_NODE_ACTIVATION = 14,       /* LmiActivation */
+  LMI_NODE_ROUTE = 15,            /* LmiRoute */
+  LMI_NODE_GROUP_ROWS = 16,       /* LmiGroupRows */
+  LMI_NODE_LINEAR_EXPERTS = 17,   /* LmiLinearExperts */
+  LMI_NODE_ADD_EXPERTS = 18,      /* LmiAddExperts */
+  LMI_NODE_ALL_REDUCE = 19,       /* LmiAllReduce */
+  LMI_NODE_GATHER_COLUMNS = 20,   /* LmiGatherColumns */
+  LMI_NODE_SHARE_TOKENS = 21,     /* LmiShareTokens: token_ids, what is sampled; once */
+  LMI_NODE_SQUARE_HEADS = 22,     /* LmiSquareHeads */
+  LMI_NODE_SCALE_HEADS = 23,      /* LmiScaleHeads */
 };
-enum { LMI_TOKEN_ROWS = 0, LMI_LOGIT_ROWS = 1 };
+enum { LMI_TOKEN_ROWS = 0, LMI_LOGIT_ROWS = 1, LMI_EXPERT_ROWS = 2 };
 /* The arguments are copied; what they point to must outlive the list. The algorithms of dense
  * products of the most rows, and of those that decode steps are captured for, are chosen here. */
 LMI_CUDA_API int32_t lmi_cuda_step_list_add(LmiStepList* list, int32_t node, int32_t rows,
@@ -111,7 +122,8 @@ typedef struct {
 /* Launches a step and returns; `slot` is what to wait for. On an error nothing is under way. */
 LMI_CUDA_API int32_t lmi_cuda_step_list_run(LmiStepList* list, const LmiStep* step, int32_t* slot);
 
-/* In host memory, until as many steps more as there are slots were run; as in LmiSample. */
+/* In host memory, until as many steps more as there are slots were run; as in LmiSample. No rows of
+ * a list that doesn't sample. */
 typedef struct {
   const int32_t* token_ids;
   const float* logprobs;
@@ -125,9 +137,9 @@ LMI_CUDA_API int32_t lmi_cuda_step_list_wait(LmiStepList* list, int32_t slot,
                                              LmiStepResults* results);
 
 /* Captures a shape that a step wanted, if there is one: while there is nothing else to do. 1 if so.
- */
+ * Of ranks each has to: a failure ends them all. */
 LMI_CUDA_API int32_t lmi_cuda_step_list_capture_wanted(LmiStepList* list);
-/* 1 if there is something for it to do. */
+/* 1 if there is something for it to do, and room. */
 LMI_CUDA_API int32_t lmi_cuda_step_list_has_wanted(const LmiStepList* list);
 /* Captures a shape, given by the numbers of its counts. */
 LMI_CUDA_API int32_t lmi_cuda_step_list_capture(LmiStepList* list, int32_t row_count_id,

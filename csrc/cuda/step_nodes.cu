@@ -59,8 +59,9 @@ Launch linear_node(const LmiLinearDense& given, int32_t rows) {
     LmiLinearDense args = given;
     args.num_rows = step.num_rows(rows);
     if (!has_few_rows(args)) return lmi_cuda_linear_dense(&args, stream);
-    const LmiLinear few = {args.x,        args.weight,      args.bias,       args.y,
-                           args.num_rows, args.num_outputs, args.num_inputs, args.dtype};
+    const LmiLinear few = {args.x,          args.weight,   args.bias,
+                           args.y,          args.num_rows, args.num_outputs,
+                           args.num_inputs, args.dtype,    args.y_dtype};
     return lmi_cuda_linear_few_rows(&few, stream);
   };
 }
@@ -95,6 +96,22 @@ Launch step_node(int32_t node, int32_t rows, const void* args) {
       return row_node(args, rows, lmi_cuda_quantize_rows);
     case LMI_NODE_LINEAR_QUANTIZED:
       return row_node(args, rows, lmi_cuda_linear_quantized);
+    case LMI_NODE_ROUTE:
+      return row_node(args, rows, lmi_cuda_route);
+    case LMI_NODE_GROUP_ROWS:
+      return row_node(args, rows, lmi_cuda_group_rows);
+    case LMI_NODE_LINEAR_EXPERTS:
+      return row_node(args, rows, lmi_cuda_linear_experts);
+    case LMI_NODE_ADD_EXPERTS:
+      return row_node(args, rows, lmi_cuda_add_experts);
+    case LMI_NODE_ALL_REDUCE:
+      return row_node(args, rows, lmi_cuda_all_reduce);
+    case LMI_NODE_SQUARE_HEADS:
+      return row_node(args, rows, lmi_cuda_square_heads);
+    case LMI_NODE_SCALE_HEADS:
+      return row_node(args, rows, lmi_cuda_scale_heads);
+    case LMI_NODE_GATHER_COLUMNS:
+      return row_node(args, rows, lmi_cuda_gather_columns);
     default:
       return {};
   }

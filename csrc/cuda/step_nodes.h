@@ -13,11 +13,13 @@ struct StepContext {
   const StepCounts& counts;
   const StepInputs& inputs;
   int32_t block_size;
+  int32_t experts_per_token;
   float* partials;
   float* log_masses;
   int32_t* arrivals;
 
   int32_t num_rows(int32_t symbol) const {
+    if (symbol == LMI_EXPERT_ROWS) return counts.num_tokens * experts_per_token;
     return symbol == LMI_TOKEN_ROWS ? counts.num_tokens : counts.num_logit_rows;
   }
 };

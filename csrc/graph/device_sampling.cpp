@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "cpu/sampling_row.h"
-#include "cpu/watermark.h"
 
 namespace lmi {
 
@@ -55,10 +54,9 @@ void DeviceSampling::add_row(const StepView& step, int32_t logit_row) {
     row.repetition_penalty = rules.repetition_penalty;
     row.presence_penalty = rules.presence_penalty;
     row.frequency_penalty = rules.frequency_penalty;
-    for (int64_t i = 0; i < rules.num_logit_bias; ++i) {
-      biases_.add(rules.logit_bias[i].first, rules.logit_bias[i].second);
+    for (const auto& [id, bias] : cpu::all_biases(rules, step.sampling->vocab_size, order_)) {
+      biases_.add(id, bias);
     }
-    if (rules.watermark_delta != 0.0f) favour(rules, step.sampling->vocab_size);
     for (int64_t i = 0; i < rules.num_seen + rules.num_drafts; ++i) {
       const SeenToken seen = cpu::seen_token(rules, i);
       if (seen.token_id >= 0) seen_.add(seen.token_id, static_cast<float>(seen.num_output));
@@ -74,15 +72,6 @@ void DeviceSampling::add_row(const StepView& step, int32_t logit_row) {
   }
   max_top_ = std::max(max_top_, row.num_top);
   rows_.push_back(row);
-}
-
-void DeviceSampling::favour(const cpu::SamplingRowView& rules, int32_t vocab_size) {
-  order_.resize(static_cast<size_t>(vocab_size));
-  const int32_t count =
-      cpu::favour_tokens(rules.previous_id, rules.watermark_gamma, vocab_size, order_.data());
-  for (int32_t i = 0; i < count; ++i) {
-    biases_.add(order_[static_cast<size_t>(i)], rules.watermark_delta);
-  }
 }
 
 void DeviceSampling::wait_for_masks(void* self) {

@@ -31,7 +31,6 @@ class DeviceSampling {
   };
 
   void add_row(const StepView& step, int32_t logit_row);
-  void favour(const cpu::SamplingRowView& rules, int32_t vocab_size);
   static void wait_for_masks(void* self);
 
   const StepView* step_ = nullptr;

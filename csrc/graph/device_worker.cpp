@@ -25,29 +25,6 @@ void find(void* library, const char* name, Function& function) {
   function = reinterpret_cast<Function>(symbol);
 }
 
-LmiStep inputs_of(const StepBuffer& step) {
-  const StepView& view = step.view();
-  LmiStep inputs = {};
-  inputs.token_ids = view.token_ids;
-  inputs.positions = view.positions;
-  inputs.slots = view.slots;
-  inputs.first_rows = view.first_rows;
-  inputs.num_rows = view.num_rows;
-  inputs.kv_lengths = view.kv_lengths;
-  inputs.table_rows = view.table_rows;
-  inputs.block_tables = view.block_tables;
-  inputs.logit_token_rows = view.logit_token_rows;
-  inputs.copy_src = view.copy_src;
-  inputs.copy_dst = view.copy_dst;
-  inputs.followed_rows = step.followed_rows();
-  inputs.num_tokens = view.num_tokens;
-  inputs.num_seqs = view.num_seqs;
-  inputs.num_logit_rows = view.num_logit_rows;
-  inputs.num_copies = view.num_copies;
-  inputs.table_stride = view.capacity.max_blocks_per_seq;
-  return inputs;
-}
-
 void write_results(const LmiStepResults& results, const StepView& step) {
   std::copy_n(results.token_ids, results.num_rows, step.sampled_ids);
   std::copy_n(results.logprobs, results.num_rows, step.sampled_logprobs);
@@ -62,6 +39,28 @@ void write_results(const LmiStepResults& results, const StepView& step) {
 
 }  // namespace
 
+LmiStep inputs_of(const StepView& view, const int32_t* followed_rows) {
+  LmiStep inputs = {};
+  inputs.token_ids = view.token_ids;
+  inputs.positions = view.positions;
+  inputs.slots = view.slots;
+  inputs.first_rows = view.first_rows;
+  inputs.num_rows = view.num_rows;
+  inputs.kv_lengths = view.kv_lengths;
+  inputs.table_rows = view.table_rows;
+  inputs.block_tables = view.block_tables;
+  inputs.logit_token_rows = view.logit_token_rows;
+  inputs.copy_src = view.copy_src;
+  inputs.copy_dst = view.copy_dst;
+  inputs.followed_rows = followed_rows;
+  inputs.num_tokens = view.num_tokens;
+  inputs.num_seqs = view.num_seqs;
+  inputs.num_logit_rows = view.num_logit_rows;
+  inputs.num_copies = view.num_copies;
+  inputs.table_stride = view.capacity.max_blocks_per_seq;
+  return inputs;
+}
+
 StepFunctions open_step_functions(const std::string& library) {
   void* opened = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
   LMI_CHECK(opened != nullptr, dlerror());
@@ -75,8 +74,8 @@ StepFunctions open_step_functions(const std::string& library) {
   return functions;
 }
 
-DeviceWorker::DeviceWorker(const StepFunctions& functions, LmiStepList* list)
-    : functions_(functions), list_(list) {
+DeviceWorker::DeviceWorker(const StepFunctions& functions, LmiStepList* list, RankGroup* group)
+    : functions_(functions), list_(list), group_(group) {
   const SignalBlock no_signals;
   launcher_ = std::thread([this] { launch_all(); });
   reader_ = std::thread([this] { read_all(); });
@@ -123,7 +122,7 @@ bool DeviceWorker::next_job(std::unique_lock<std::mutex>& lock) {
   const auto has_news = [this] { return is_closing_ || !submitted_.empty(); };
   while (functions_.has_wanted(list_) != 0 && !submitted_added_.wait_for(lock, kIdle, has_news)) {
     lock.unlock();
-    const bool has_captured = functions_.capture_wanted(list_) != 0;
+    const bool has_captured = capture_wanted();
     lock.lock();
     if (!has_captured) break;
   }
@@ -150,18 +149,48 @@ void DeviceWorker::launch_all() {
   launched_added_.notify_one();
 }
 
+// All ranks do; one that can't would replay other sums than the others.
+bool DeviceWorker::capture_wanted() {
+  if (group_ != nullptr && !hand_out({}, nullptr)) return false;
+  const bool has_captured = functions_.capture_wanted(list_) != 0;
+  if (!has_captured && group_ != nullptr) group_->lose(functions_.error());
+  return has_captured;
+}
+
+// A step without rows stands for a capture. False: nobody launches it, so this rank mustn't.
+bool DeviceWorker::hand_out(const StepView& step, const int32_t* followed_rows) {
+  group_->meet(true);  // the others have read the last one
+  group_->publish(step, followed_rows);
+  return !group_->is_lost();
+}
+
 void DeviceWorker::launch(Job& job) {
   job.started_ns = monotonic_ns();
   try {
-    sampling_.gather(job.step->view());
-    LmiStep inputs = inputs_of(*job.step);
+    const StepView& step = job.step->view();
+    sampling_.gather(step);
+    LmiStep inputs = inputs_of(step, job.step->followed_rows());
     inputs.sampling = sampling_.inputs();
-    if (functions_.run(list_, &inputs, &job.slot) == 0) return;
-    job.step->error = functions_.error();
+    if (group_ != nullptr && !hand_out(step, inputs.followed_rows)) {
+      fail(job, group_->reason());
+    } else if (functions_.run(list_, &inputs, &job.slot) == 0) {
+      return;
+    } else {
+      fail(job, functions_.error());
+    }
   } catch (const std::exception& error) {
-    job.step->error = error.what();
+    fail(job, error.what());
   }
   job.slot = -1;
+}
+
+// Ranks go on together or not at all; the reason is the first one's.
+void DeviceWorker::fail(const Job& job, const std::string& why) {
+  job.step->error = why;
+  if (group_ == nullptr) return;
+  group_->lose(why);
+  job.step->error = group_->reason();
+  job.step->is_final = true;
 }
 
 // ---- the reader's thread
@@ -186,10 +215,12 @@ void DeviceWorker::read_all() {
 
 void DeviceWorker::read(const Job& job) {
   LmiStepResults results = {};
-  if (functions_.wait(list_, job.slot, &results) == 0) {
-    write_results(results, job.step->view());
+  if (functions_.wait(list_, job.slot, &results) != 0) {
+    fail(job, functions_.error());
+  } else if (group_ != nullptr && group_->is_lost()) {
+    fail(job, group_->reason());
   } else {
-    job.step->error = functions_.error();
+    write_results(results, job.step->view());
   }
 }
 

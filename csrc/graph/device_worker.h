@@ -15,6 +15,7 @@
 
 #include "cuda/step_list.h"
 #include "graph/device_sampling.h"
+#include "graph/rank_group.h"
 #include "graph/step_buffer.h"
 
 namespace lmi {
@@ -32,10 +33,14 @@ struct StepFunctions {
 // Those of a library, which stays open. Throws Error if there is none, or a function is missing.
 StepFunctions open_step_functions(const std::string& library);
 
+// All but what is sampled; the step must outlive it.
+LmiStep inputs_of(const StepView& step, const int32_t* followed_rows);
+
 class DeviceWorker {
  public:
-  // The list has been started, and outlives the worker.
-  DeviceWorker(const StepFunctions& functions, LmiStepList* list);
+  // The list has been started, and outlives the worker, as does the group of the ranks of which
+  // this one is the first; null: there is one.
+  DeviceWorker(const StepFunctions& functions, LmiStepList* list, RankGroup* group = nullptr);
   ~DeviceWorker();
   DeviceWorker(const DeviceWorker&) = delete;
   DeviceWorker& operator=(const DeviceWorker&) = delete;
@@ -63,12 +68,16 @@ class DeviceWorker {
   void launch_all();
   void read_all();
   bool next_job(std::unique_lock<std::mutex>& lock);
+  bool capture_wanted();
+  bool hand_out(const StepView& step, const int32_t* followed_rows);
   void launch(Job& job);
+  void fail(const Job& job, const std::string& why);
   void read(const Job& job);
   void complete(const Job& job, int64_t& finished_ns);
 
   const StepFunctions functions_;
   LmiStepList* const list_;
+  RankGroup* const group_;
   DeviceSampling sampling_;
   mutable std::mutex mutex_;
   std::condition_variable submitted_added_;

@@ -153,6 +153,7 @@ void Graph::link(Node& node) const {
       },
       node);
   link_sum(node);
+  link_slices(node);
   if (auto* linear = std::get_if<LinearNode>(&node)) {
     const int64_t offset = linear->first_column * dtype_size(linear->args.y_dtype);
     linear->args.y = static_cast<uint8_t*>(linear->args.y) + offset;

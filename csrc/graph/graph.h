@@ -21,31 +21,11 @@
 #include "cpu/kernels.h"
 #include "graph/lora_table.h"
 #include "graph/step.h"
+#include "graph/value.h"
 
 namespace lmi {
 
 class RankGroup;
-
-// kExperts: for each token, a row for each of its experts.
-enum class RowSymbol : uint8_t { kTokens, kLogits, kExperts };
-
-using ValueId = int32_t;
-
-// kPartial, of a turn: where the other ranks read what this one's products gave.
-enum class ValueMemory : uint8_t { kArena, kPartial, kLogits };
-
-struct Value {
-  std::string name;
-  DType dtype = DType::kF32;
-  int64_t columns = 0;
-  RowSymbol rows = RowSymbol::kTokens;
-  int32_t rows_per_token = 1;  // of kExperts
-  int32_t first_node = 0;      // the node that defines it
-  int32_t last_node = 0;       // the last node that reads it
-  int64_t offset = 0;          // in the arena, after finish()
-  ValueMemory memory = ValueMemory::kArena;
-  int32_t turn = 0;  // of kPartial
-};
 
 struct GraphConfig {
   StepCapacity capacity;
@@ -112,7 +92,7 @@ class Graph {
   // times its own matrix, and then over the slices and ranks in their order, to which bias and, in
   // place, the residual are added. A product rounds a slice's inputs by that slice alone. What
   // adapters add to a slice's product is told by an id of its own for each; no table: nothing.
-  ValueId summed_linear(ValueId x, const std::vector<cpu::LinearArgs>& slices, const float* bias,
+  ValueId summed_linear(ValueId x, std::vector<cpu::LinearArgs> slices, const float* bias,
                         ValueId residual = -1, const LoraTable* table = nullptr,
                         const std::vector<int32_t>& linear_ids = {});
   // The same of experts' outputs, weighted by routes; slices have their own biases.
@@ -169,12 +149,26 @@ class Graph {
     cpu::NormArgs args;
     ValueId x, y;
   };
+  // Columns of a value, from one on.
+  struct SliceInput {
+    ValueId id;
+    int64_t first_input;
+  };
   struct QuantizeNode {
     static constexpr const char* kName = "quantize_rows";
     static constexpr auto kKernel = &cpu::Kernels::quantize_rows;
     cpu::QuantizeRowsArgs args;
     ValueId x, y;
-    int64_t first_input = 0;
+  };
+  // Of those slices of x whose products take quantised rows, each into rows of its own.
+  struct QuantizeSlicesNode {
+    static constexpr const char* kName = "quantize_slices";
+    static constexpr auto kKernel = &cpu::Kernels::quantize_slices;
+    cpu::QuantizeSlicesArgs args;
+    ValueId x;
+    std::vector<cpu::QuantizeRowsArgs> slices;
+    std::vector<SliceInput> inputs;
+    std::vector<ValueId> ys;
   };
   struct LinearNode {
     static constexpr const char* kName = "linear";
@@ -261,6 +255,15 @@ class Graph {
     ValueId y;
     std::vector<ValueId> parts;
   };
+  struct SummedLinearNode {
+    static constexpr const char* kName = "summed_linear";
+    static constexpr auto kKernel = &cpu::Kernels::summed_linear;
+    cpu::SummedLinearArgs args;
+    ValueId x, y;
+    std::vector<cpu::LinearArgs> slices;
+    std::vector<SliceInput> inputs;
+    std::vector<ValueId> parts;
+  };
   // Of what all ranks have in the memory of a turn, once they have met.
   struct AllReduceNode {
     static constexpr const char* kName = "all_reduce";
@@ -306,7 +309,8 @@ class Graph {
       std::variant<EmbedNode, NormNode, QuantizeNode, LinearNode, RopeCacheNode, AttentionNode,
                    GatherNode, SampleNode, BlockCopyNode, ActivationNode, LoraAddNode, RouteNode,
                    GroupRowsNode, GroupedLinearNode, HeadLinearNode, SumNode, AllReduceNode,
-                   MeetNode, KeepRowsNode, SpreadColumnsNode, HeadSquaresNode, NormBySquaresNode>;
+                   QuantizeSlicesNode, SummedLinearNode, MeetNode, KeepRowsNode, SpreadColumnsNode,
+                   HeadSquaresNode, NormBySquaresNode>;
 
   ValueId add_rows(ValueId x, cpu::EmbedArgs args, int32_t* StepView::* ids);
   void bind_kept(KeepRowsNode& node, const StepView& step) const;
@@ -315,9 +319,16 @@ class Graph {
   void check_recording() const;
   void check_operand(ValueId id, DType dtype, int64_t columns, const char* what) const;
   ValueId linear_input(ValueId x, const cpu::PackedLinear& weight);
-  ValueId slice_input(ValueId x, int64_t first_input, const cpu::PackedLinear& weight);
+  ValueId quantized_value(ValueId x, const cpu::PackedLinear& weight);
+  cpu::QuantizeRowsArgs quantize_args(ValueId x, const cpu::PackedLinear& weight) const;
+  std::vector<SliceInput> slice_inputs(ValueId x, const std::vector<cpu::LinearArgs>& slices);
+  ValueId add_slices(ValueId x, std::vector<cpu::LinearArgs> slices, std::vector<SliceInput> inputs,
+                     const float* bias, ValueId residual);
   ValueId partial_value(RowSymbol rows, int64_t columns, bool is_first);
   void add_norm_by_squares(NormBySquaresNode node, int32_t num_alike);
+  cpu::SumArgs sum_args(const std::vector<ValueId>& parts) const;
+  ValueId sum_value(ValueId part, ValueId residual);
+  void keep(const std::vector<ValueId>& ids);
   ValueId add_sum(const std::vector<ValueId>& parts, const float* bias, ValueId residual);
   ValueId expert_input(ValueId x, ValueId routes, const cpu::PackedLinear& weight);
   void check_adapters(const StepView& step) const;
@@ -334,6 +345,7 @@ class Graph {
   void check_ranks() const;
   void wait_for_ranks(const Node& node);
   void link_sum(Node& node) const;
+  void link_slices(Node& node) const;
   uint8_t* shared_pointer(const Value& value) const;
 
   int64_t start_node(int32_t node_id, const StepView& step, int32_t num_threads);

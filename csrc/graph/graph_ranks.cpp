@@ -19,26 +19,45 @@ void Graph::join(RankGroup& group) {
   group_ = &group;
 }
 
-// Of x's columns from first_input on, what a product with the weight reads: x itself, or those
-// columns' quantised rows.
-ValueId Graph::slice_input(ValueId x, int64_t first_input, const cpu::PackedLinear& weight) {
-  const DType dtype = weight.is_quantized() ? config_.act_dtype : weight.dtype;
-  check_operand(x, dtype, value(x).columns, "linear");
-  LMI_CHECK(first_input + weight.num_inputs <= value(x).columns, "inputs ", first_input, " to ",
-            first_input + weight.num_inputs, " of ", value(x).columns);
-  if (!weight.takes_quantized_rows()) return x;
+cpu::QuantizeRowsArgs Graph::quantize_args(ValueId x, const cpu::PackedLinear& weight) const {
+  return {.x_dtype = config_.act_dtype,
+          .x_stride = value(x).columns,
+          .num_columns = weight.num_inputs,
+          .group_size = weight.group_size,
+          .rounding = weight.rounding,
+          .input_order = weight.input_order};
+}
+
+ValueId Graph::quantized_value(ValueId x, const cpu::PackedLinear& weight) {
   const int64_t row_bytes =
       cpu::quantized_row_bytes(weight.num_inputs, weight.group_size, weight.rounding);
   const ValueId y = add_value("quantized", DType::kI8, row_bytes, value(x).rows);
   values_[y].rows_per_token = value(x).rows_per_token;
-  const cpu::QuantizeRowsArgs args{.x_dtype = dtype,
-                                   .x_stride = value(x).columns,
-                                   .num_columns = weight.num_inputs,
-                                   .group_size = weight.group_size,
-                                   .rounding = weight.rounding,
-                                   .input_order = weight.input_order};
-  add_node(QuantizeNode{args, x, y, first_input}, {x, y});
   return y;
+}
+
+// What each slice's product reads: columns of x, or their quantised rows, which are made at once.
+std::vector<Graph::SliceInput> Graph::slice_inputs(ValueId x,
+                                                   const std::vector<cpu::LinearArgs>& slices) {
+  QuantizeSlicesNode node{{}, x, {}, {}, {}};
+  std::vector<SliceInput> inputs;
+  int64_t first_input = 0;
+  for (const cpu::LinearArgs& slice : slices) {
+    const cpu::PackedLinear& weight = slice.weight;
+    const DType dtype = weight.is_quantized() ? config_.act_dtype : weight.dtype;
+    check_operand(x, dtype, value(x).columns, "a sum over slices");
+    inputs.push_back({x, first_input});
+    if (weight.takes_quantized_rows()) {
+      node.slices.push_back(quantize_args(x, weight));
+      node.inputs.push_back(inputs.back());
+      node.ys.push_back(quantized_value(x, weight));
+      inputs.back() = {node.ys.back(), 0};
+    }
+    first_input += weight.num_inputs;
+  }
+  check_operand(x, value(x).dtype, first_input, "a sum over slices");
+  if (!node.ys.empty()) add_node(node, {x});
+  return inputs;
 }
 
 // The first of a rank's goes where the other ranks find it.
@@ -53,64 +72,97 @@ ValueId Graph::partial_value(RowSymbol rows, int64_t columns, bool is_first) {
   return y;
 }
 
-ValueId Graph::add_sum(const std::vector<ValueId>& parts, const float* bias, ValueId residual) {
-  const int64_t columns = value(parts[0]).columns;
+cpu::SumArgs Graph::sum_args(const std::vector<ValueId>& parts) const {
   cpu::SumArgs args;
   args.num_parts = static_cast<int32_t>(parts.size());
-  args.num_columns = columns;
+  args.num_columns = value(parts[0]).columns;
   LMI_CHECK(args.num_parts <= cpu::kMaxSumParts, args.num_parts, " parts of a sum");
+  return args;
+}
+
+// Where a sum of parts like this one goes.
+ValueId Graph::sum_value(ValueId part, ValueId residual) {
+  const int64_t columns = value(part).columns;
+  if (residual < 0) return add_value("sum", DType::kF32, columns, value(part).rows);
+  check_operand(residual, DType::kF32, columns, "a sum's residual");
+  LMI_CHECK(value(residual).rows == value(part).rows, "the residual has other rows");
+  return residual;
+}
+
+// Until the last node.
+void Graph::keep(const std::vector<ValueId>& ids) {
+  for (const ValueId id : ids) values_[id].last_node = static_cast<int32_t>(nodes_.size()) - 1;
+}
+
+ValueId Graph::add_sum(const std::vector<ValueId>& parts, const float* bias, ValueId residual) {
+  cpu::SumArgs args = sum_args(parts);
   if (group_ != nullptr && parts.size() > 1) add_node(SumNode{args, parts[0], parts}, {parts[0]});
   args.bias = bias;
   args.add_to_y = residual >= 0;
-  const bool has_residual = residual >= 0;
-  if (has_residual) {
-    check_operand(residual, DType::kF32, columns, "a sum's residual");
-    LMI_CHECK(value(residual).rows == value(parts[0]).rows, "the residual has other rows");
-  }
-  const ValueId y =
-      has_residual ? residual : add_value("sum", DType::kF32, columns, value(parts[0]).rows);
+  const ValueId y = sum_value(parts[0], residual);
   if (group_ != nullptr) {
     args.num_parts = group_->sizes().num_ranks;
     add_node(AllReduceNode{args, y, num_turns_++}, {parts[0], y});
   } else {
     add_node(SumNode{args, y, parts}, {y});
   }
-  for (const ValueId part : parts)
-    values_[part].last_node = static_cast<int32_t>(nodes_.size()) - 1;
+  keep(parts);
   return y;
 }
 
-ValueId Graph::summed_linear(ValueId x, const std::vector<cpu::LinearArgs>& slices,
-                             const float* bias, ValueId residual, const LoraTable* table,
+// A node of all slices, whose sum other ranks add to.
+ValueId Graph::add_slices(ValueId x, std::vector<cpu::LinearArgs> slices,
+                          std::vector<SliceInput> inputs, const float* bias, ValueId residual) {
+  SummedLinearNode node{{}, x, -1, std::move(slices), std::move(inputs), {}};
+  for (size_t i = 0; i < node.slices.size(); ++i) {
+    node.slices[i].add_to_y = i % 2 == 1;
+    if (i % 2 == 1) continue;
+    node.parts.push_back(partial_value(value(x).rows, node.slices[i].weight.num_outputs, i == 0));
+  }
+  cpu::SumArgs& sum = node.args.sum = sum_args(node.parts);
+  const ValueId first = node.parts[0];
+  if (group_ == nullptr) {
+    sum.bias = bias;
+    sum.add_to_y = residual >= 0;
+  }
+  node.y = group_ == nullptr ? sum_value(first, residual) : first;
+  std::vector<ValueId> operands = node.parts;
+  for (const SliceInput& input : node.inputs) operands.push_back(input.id);
+  const ValueId y = node.y;
+  add_node(std::move(node), {y});
+  keep(operands);
+  return group_ == nullptr ? y : add_sum({first}, bias, residual);
+}
+
+ValueId Graph::summed_linear(ValueId x, std::vector<cpu::LinearArgs> slices, const float* bias,
+                             ValueId residual, const LoraTable* table,
                              const std::vector<int32_t>& linear_ids) {
   check_recording();
   LMI_CHECK(!slices.empty(), "a linear has a weight");
   LMI_CHECK(table == nullptr || linear_ids.size() == slices.size(), linear_ids.size(),
             " linears of adapters for ", slices.size(), " slices");
-  std::vector<ValueId> sums;
-  int64_t first_input = 0;
-  for (size_t i = 0; i < slices.size(); ++i) {
-    cpu::LinearArgs args = slices[i];
+  for (cpu::LinearArgs& args : slices) {
     LMI_CHECK(args.activation == cpu::Activation::kNone && !args.weight.gated &&
                   args.weight.num_outputs == slices[0].weight.num_outputs,
               "slices are of one plain linear");
-    const ValueId input = slice_input(x, first_input, args.weight);
-    // The second of two neighbours is added to the first as it is computed, unless what adapters
-    // add to the first comes between.
-    args.add_to_y = i % 2 == 1 && table == nullptr;
     args.x_dtype = config_.act_dtype;
     args.y_dtype = DType::kF32;
-    if (!args.add_to_y) {
-      sums.push_back(partial_value(value(x).rows, args.weight.num_outputs, sums.empty()));
-    }
-    LinearNode node{args, input, sums.back()};
-    node.first_input = input == x ? first_input : 0;
-    add_node(node, {input, sums.back()});
-    if (table != nullptr) lora_add(x, sums.back(), *table, linear_ids[i], first_input);
-    first_input += args.weight.num_inputs;
   }
-  check_operand(x, value(x).dtype, first_input, "summed_linear");
-  return add_sum(sums, bias, residual);
+  const std::vector<SliceInput> inputs = slice_inputs(x, slices);
+  if (table == nullptr && slices.size() > 1) return add_slices(x, slices, inputs, bias, residual);
+  // What adapters add to a slice's product comes before the products are summed.
+  std::vector<ValueId> parts;
+  int64_t first_input = 0;
+  for (size_t i = 0; i < slices.size(); ++i) {
+    const int64_t columns = slices[i].weight.num_outputs;
+    parts.push_back(partial_value(value(x).rows, columns, parts.empty()));
+    LinearNode node{slices[i], inputs[i].id, parts.back()};
+    node.first_input = inputs[i].first_input;
+    add_node(node, {node.x, node.y});
+    if (table != nullptr) lora_add(x, parts.back(), *table, linear_ids[i], first_input);
+    first_input += slices[i].weight.num_inputs;
+  }
+  return add_sum(parts, bias, residual);
 }
 
 ValueId Graph::summed_experts(ValueId x, ValueId routes, const std::vector<cpu::LinearArgs>& slices,
@@ -118,26 +170,24 @@ ValueId Graph::summed_experts(ValueId x, ValueId routes, const std::vector<cpu::
   check_recording();
   LMI_CHECK(!slices.empty() && routes == routes_, "experts go with the last route");
   LMI_CHECK(value(x).rows == RowSymbol::kExperts, "experts' sums are of what experts gave");
-  std::vector<ValueId> sums;
-  int64_t first_input = 0;
-  for (cpu::LinearArgs args : slices) {
-    const ValueId input = slice_input(x, first_input, args.weight);
+  const std::vector<SliceInput> inputs = slice_inputs(x, slices);
+  std::vector<ValueId> parts;
+  for (size_t i = 0; i < slices.size(); ++i) {
+    cpu::LinearArgs args = slices[i];
     const int64_t columns = args.weight.num_outputs;
-    const ValueId y = partial_value(RowSymbol::kTokens, columns, sums.empty());
+    const ValueId y = partial_value(RowSymbol::kTokens, columns, parts.empty());
     cpu::SumArgs zeros;
     zeros.num_columns = columns;
     add_node(SumNode{zeros, y, {}}, {y});
     args.x_dtype = config_.act_dtype;
     args.add_to_y = true;
     args.y_dtype = DType::kF32;
-    GroupedLinearNode node{{args, {}, true}, input, y};
-    node.first_input = input == x ? first_input : 0;
-    add_node(node, {input, y, routes});
-    sums.push_back(y);
-    first_input += args.weight.num_inputs;
+    GroupedLinearNode node{{args, {}, true}, inputs[i].id, y};
+    node.first_input = inputs[i].first_input;
+    add_node(node, {node.x, y, routes});
+    parts.push_back(y);
   }
-  check_operand(x, value(x).dtype, first_input, "summed_experts");
-  return add_sum(sums, nullptr, residual);
+  return add_sum(parts, nullptr, residual);
 }
 
 ValueId Graph::norm_all_heads(ValueId qkv, const float* q_weight, const float* k_weight, float eps,
@@ -235,6 +285,34 @@ uint8_t* Graph::shared_pointer(const Value& value) const {
                       ? group_->logits()
                       : group_->partial(value.turn, group_->rank());
   return reinterpret_cast<uint8_t*>(memory);
+}
+
+void Graph::link_slices(Node& node) const {
+  const auto link = [this](auto& args, auto& slices, const std::vector<SliceInput>& inputs) {
+    for (size_t i = 0; i < slices.size(); ++i) {
+      const Value& x = values_[inputs[i].id];
+      slices[i].x = pointer(inputs[i].id) + inputs[i].first_input * dtype_size(x.dtype);
+      slices[i].x_stride = x.columns;
+    }
+    args.slices = slices.data();
+    args.num_slices = static_cast<int32_t>(slices.size());
+  };
+  if (auto* quantize = std::get_if<QuantizeSlicesNode>(&node)) {
+    link(quantize->args, quantize->slices, quantize->inputs);
+    for (size_t i = 0; i < quantize->ys.size(); ++i) {
+      quantize->slices[i].y = pointer(quantize->ys[i]);
+    }
+  } else if (auto* linear = std::get_if<SummedLinearNode>(&node)) {
+    link(linear->args, linear->slices, linear->inputs);
+    cpu::SumArgs& sum = linear->args.sum;
+    sum.y = reinterpret_cast<float*>(pointer(linear->y));
+    for (size_t i = 0; i < linear->slices.size(); ++i) {
+      float* part = reinterpret_cast<float*>(pointer(linear->parts[i / 2]));
+      sum.parts[i / 2] = part;
+      linear->slices[i].y = part;
+      linear->slices[i].y_stride = sum.num_columns;
+    }
+  }
 }
 
 void Graph::link_sum(Node& node) const {

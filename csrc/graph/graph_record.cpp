@@ -112,7 +112,10 @@ ValueId Graph::linear_input(ValueId x, const cpu::PackedLinear& weight) {
     return x;
   }
   check_operand(x, dtype, weight.num_inputs, "linear");
-  return slice_input(x, 0, weight);
+  if (!weight.takes_quantized_rows()) return x;
+  const ValueId y = quantized_value(x, weight);
+  add_node(QuantizeNode{quantize_args(x, weight), x, y}, {x, y});
+  return y;
 }
 
 ValueId Graph::linear(ValueId x, cpu::LinearArgs args) {

@@ -42,7 +42,7 @@ struct RankGroup::Header {
   char reason[kMaxReason];
   alignas(64) std::atomic<uint32_t> num_steps;
   uint32_t num_orders;
-  int32_t num_tokens, num_seqs, num_logit_rows, num_copies, num_adapter_runs;
+  int32_t num_tokens, num_seqs, num_logit_rows, num_copies, num_adapter_runs, num_followed_rows;
   struct alignas(64) Arrival {
     std::atomic<uint32_t> num_meetings;
   } arrivals[kMaxRanks];
@@ -83,7 +83,8 @@ void RankGroup::lay_out(uint8_t* memory) {
   };
   const StepCapacity& capacity = sizes_.capacity;
   take(header_, 1);
-  for (int32_t** array : {&view_.token_ids, &view_.positions, &view_.token_types, &view_.slots}) {
+  for (int32_t** array :
+       {&view_.token_ids, &view_.positions, &view_.token_types, &view_.slots, &followed_rows_}) {
     take(*array, capacity.max_tokens);
   }
   for (int32_t** array :
@@ -102,7 +103,7 @@ void RankGroup::lay_out(uint8_t* memory) {
   view_.block_tables = block_tables_;
 }
 
-void RankGroup::publish(const StepView& step) {
+void RankGroup::publish(const StepView& step, const int32_t* followed_rows) {
   const auto copy = [](int32_t* target, const int32_t* source, int32_t count) {
     std::copy_n(source, count, target);
   };
@@ -110,6 +111,8 @@ void RankGroup::publish(const StepView& step) {
   copy(view_.positions, step.positions, step.num_tokens);
   copy(view_.token_types, step.token_types, step.num_tokens);
   copy(view_.slots, step.slots, step.num_tokens);
+  header_->num_followed_rows = followed_rows == nullptr ? 0 : step.num_tokens;
+  copy(followed_rows_, followed_rows, header_->num_followed_rows);
   copy(view_.first_rows, step.first_rows, step.num_seqs);
   copy(view_.num_rows, step.num_rows, step.num_seqs);
   copy(view_.kv_lengths, step.kv_lengths, step.num_seqs);
@@ -159,6 +162,10 @@ const StepView* RankGroup::next_step() {
   return &view_;
 }
 
+const int32_t* RankGroup::followed_rows() const {
+  return header_->num_followed_rows > 0 ? followed_rows_ : nullptr;
+}
+
 void RankGroup::finish_order() {
   num_orders_.fetch_add(1);
   wake();
@@ -205,10 +212,22 @@ void RankGroup::wait_until(Condition&& condition, int64_t spin_ns) {
   header_->num_sleeping.fetch_sub(1);
 }
 
+void RankGroup::wake_all() {
+  wake();
+  syscall(SYS_futex, &header_->state, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
 void RankGroup::wake() {
   if (header_->num_sleeping.load() == 0) return;
   header_->epoch.fetch_add(1);
   syscall(SYS_futex, &header_->epoch, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+// The state itself is a futex word for those who wait for nothing else, whom no step wakes.
+void RankGroup::wait_until_over() const {
+  while (header_->state.load() == Header::kOpen) {
+    syscall(SYS_futex, &header_->state, FUTEX_WAIT, Header::kOpen, nullptr, nullptr, 0);
+  }
 }
 
 void RankGroup::lose(const std::string& why) {
@@ -217,7 +236,7 @@ void RankGroup::lose(const std::string& why) {
   const size_t length = std::min(why.size(), kMaxReason - 1);
   std::memcpy(header_->reason, why.data(), length);
   header_->has_reason.store(1);
-  wake();
+  wake_all();
 }
 
 bool RankGroup::is_lost() const { return header_->state.load() == Header::kLost; }
@@ -229,7 +248,7 @@ std::string RankGroup::reason() const {
 void RankGroup::close() {
   uint32_t state = Header::kOpen;
   header_->state.compare_exchange_strong(state, Header::kClosed);
-  wake();
+  wake_all();
 }
 
 }  // namespace lmi

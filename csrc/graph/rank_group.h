@@ -43,10 +43,12 @@ class RankGroup {
   int descriptor() const { return descriptor_; }
 
   // Rank 0's: what kernels need of the step is there for the others when it returns. All of them
-  // have met after the step before this one.
-  void publish(const StepView& step);
+  // have met after the step before this one. followed_rows: StepBuffer's.
+  void publish(const StepView& step, const int32_t* followed_rows = nullptr);
   // The others': waits for the next one; null when the group is closed or a rank is lost.
   const StepView* next_step();
+  // Of that step; null if it follows none.
+  const int32_t* followed_rows() const;
 
   // Rank 0's, any thread's: steps that are published from now on wait in the other ranks until each
   // has carried out one order more, whatever that is. And the others', any thread's: that it is.
@@ -65,6 +67,8 @@ class RankGroup {
   void lose(const std::string& why);
   bool is_lost() const;
   std::string reason() const;
+  // Sleeps until it is closed or lost.
+  void wait_until_over() const;
   // Rank 0's: the others' next_step() returns null.
   void close();
 
@@ -73,6 +77,7 @@ class RankGroup {
   template <typename Condition>
   void wait_until(Condition&& condition, int64_t spin_ns);
   void wake();
+  void wake_all();
   void lay_out(uint8_t* memory);
 
   const RankSizes sizes_;
@@ -82,6 +87,7 @@ class RankGroup {
   Header* header_ = nullptr;
   StepView view_;  // of what was published
   int32_t* block_tables_ = nullptr;
+  int32_t* followed_rows_ = nullptr;
   float* partials_ = nullptr;
   float* logits_ = nullptr;
   uint32_t num_meetings_ = 0;

@@ -156,6 +156,19 @@ int32_t StepBuffer::add_logit_row(int32_t token_row, int32_t sampling_row, int32
   return row;
 }
 
+int32_t StepBuffer::add_following(const std::vector<int32_t>& starts,
+                                  const std::vector<int32_t>& rows,
+                                  const std::vector<int32_t>& adapter_slots) {
+  LMI_CHECK(rows.size() == starts.size() && adapter_slots.size() == starts.size(), starts.size(),
+            " starts, ", rows.size(), " rows, ", adapter_slots.size(), " adapters");
+  const int32_t first = view_.num_logit_rows;
+  const int32_t unknown = 0;
+  for (size_t i = 0; i < starts.size(); ++i) {
+    add(&unknown, 1, starts[i], rows[i], rows[i], LogitRows::kLast, adapter_slots[i]);
+  }
+  return first;
+}
+
 void StepBuffer::set_target(int32_t logit_row, int32_t token_id) {
   LMI_CHECK(logit_row >= 0 && logit_row < view_.num_logit_rows, "logit row ", logit_row);
   LMI_CHECK(token_id >= 0 && token_id < view_.sampling->vocab_size, "token id ", token_id);

@@ -40,6 +40,10 @@ class StepBuffer {
   int32_t add(const int32_t* token_ids, int32_t num_tokens, int32_t start, int32_t table_row,
               int32_t sampling_row, LogitRows logits, int32_t adapter_slot = -1,
               int32_t num_first = -1, int32_t num_drafts = 0);
+  // A token that isn't known yet for each of several sequences, at these positions; returns the
+  // first one's logit row. Rows are of the block and the sampling table.
+  int32_t add_following(const std::vector<int32_t>& starts, const std::vector<int32_t>& rows,
+                        const std::vector<int32_t>& adapter_slots);
   void set_target(int32_t logit_row, int32_t token_id);
   void add_copy(int32_t src_block, int32_t dst_block);
 
@@ -49,7 +53,7 @@ class StepBuffer {
   // worker takes them on the device instead.
   void follow(const StepBuffer& previous, std::vector<int32_t> logit_rows);
   // The same of one token row, whatever the others are; also 0 for an id beyond the vocabulary. The
-  // step is executed before this one, and stays as it is until this one runs. On the CPU only.
+  // step is executed before this one, and stays as it is until this one runs.
   void take_token(int32_t token_row, const StepBuffer& source, int32_t logit_row);
   void take_tokens();
   // The logit rows of the step that it follows, one per token; null if it follows none.

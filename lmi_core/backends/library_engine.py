@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -215,7 +216,7 @@ class LibraryEngine:
         if request.adapter:
             self._adapter_source()
             self._adapters.find(request.adapter)
-        if request.max_queue_s is not None:
+        if request.max_queue_s not in (None, math.inf):
             raise UserError(
                 f"max_queue_s is not available with {self.config.backend}; leave it out",
                 field="max_queue_s",
@@ -229,12 +230,13 @@ class LibraryEngine:
                 f"{thinking.field} is not available with {self.config.backend}; leave it out",
                 field=thinking.field,
             )
-        for name, field in _OWN.items():
-            if getattr(request.params, name) != getattr(_USUAL, name):
-                raise UserError(
-                    f"{field} is not available with {self.config.backend}; leave it out",
-                    field=field,
-                )
+        params = request.params
+        own = [f for name, f in _OWN.items() if getattr(params, name) != getattr(_USUAL, name)]
+        own += [] if params.processors is None else params.processors.names
+        for field in own[:1]:
+            raise UserError(
+                f"{field} is not available with {self.config.backend}; leave it out", field=field
+            )
         limit = self.config.max_num_seqs + self.config.max_queue_size
         if len(self._runs) >= limit:
             raise CapacityError(

@@ -62,6 +62,7 @@ class NeuronSource(VllmSource):
             return
         for name in _HOST_ONLY:
             if getattr(params, name) != getattr(_USUAL, name):
+                name = {"banned_token_ids": "suppress_tokens"}.get(name, name)
                 raise UserError(
                     f"{name}: vLLM Neuron, which samples on the device here, has none; leave "
                     "on_device_sampling_config out of option.additional_config to use it",

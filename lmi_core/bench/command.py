@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
+import os
 import platform
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -15,6 +17,7 @@ from lmi_core.bench.figures import Figure, Run, figures_of, table
 from lmi_core.bench.offline import OfflineBench, StepLog
 from lmi_core.bench.page import html
 from lmi_core.bench.rooflines import ModelShape, dtype_of
+from lmi_core.bench.roofs import LEAST_WEIGHT_BYTES
 from lmi_core.bench.runner import Pace, Target, engine_target, run_sessions, server_target
 from lmi_core.bench.stream import APIS
 from lmi_core.bench.workload import WORKLOADS, Sizes, make_sessions
@@ -26,15 +29,15 @@ from lmi_core.local_model import LocalModel, open_local_model
 from lmi_core.progress import TerminalProgress
 from lmi_core.version import __version__
 
-_LEAST_WEIGHT_BYTES = 128 << 20
+_MOST = 1e6
 KINDS = ("prefill", "decode", "serve")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--runs", type=_positive, default=5, help="of each measurement (5)")
-    add("--json", type=Path, metavar="FILE", help="also write the figures of every run")
-    add("--html", type=Path, metavar="FILE", help="also write a page with plots")
+    add("--json", type=_file, metavar="FILE", help="also write the figures of every run")
+    add("--html", type=_file, metavar="FILE", help="also write a page with plots")
     add("--lengths", type=_numbers, default=[512, 2048], help="prefill: of prompts (512,2048)")
     add("--batches", type=_numbers, default=[1, 8, 32], help="decode: sequences (1,8,32)")
     serve = parser.add_argument_group("serve")
@@ -48,21 +51,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--new-tokens", type=_positive, default=128)
     add("--shared-tokens", type=_positive, default=1024, help="prefix, agents: in common")
     add("--concurrency", type=_positive, default=8, help="requests at once")
-    add("--rate", type=float, help="sessions a second instead")
-    add("--burstiness", type=float, default=1.0, help="of the rate; 1: Poisson, more: in bursts")
-    add("--timeout", type=float, default=600.0, help="of a request, in seconds")
+    add("--rate", type=_above_0, help="sessions a second instead")
+    add("--burstiness", type=_above_0, default=1.0, help="of the rate; 1: Poisson, more: in bursts")
+    add("--timeout", type=_above_0, default=600.0, help="of a request, in seconds")
     add("--seed", type=int, default=0)
 
 
 def _positive(text: str) -> int:
-    value = int(text)
+    value = int(text) if text.strip().isdecimal() else 0
     if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {text[:40]}")
     return value
+
+
+def _above_0(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if 0 < (value := float(text)) <= _MOST:
+            return value
+    raise argparse.ArgumentTypeError(f"must be above 0 and at most {_MOST:g}, got {text[:40]}")
 
 
 def _numbers(text: str) -> list[int]:
     return [_positive(part) for part in text.split(",")]
+
+
+def _file(text: str) -> Path:
+    """One that can be written, which is better known before hours of measuring than after."""
+    path = Path(text)
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"can't be written: {text}")
+    return path
 
 
 @dataclass(slots=True)
@@ -131,7 +149,7 @@ async def _measure(args: argparse.Namespace, words: Sequence[str], default_model
             return await _serve(args, {name: engine_target(engine)}, facts)
         shape = ModelShape.read(opened.config.model)
         dtype = dtype_of(info)
-        if info.weight_bytes < _LEAST_WEIGHT_BYTES:
+        if info.weight_bytes < LEAST_WEIGHT_BYTES:
             dtype = ""
             facts["roof"] = "none: weights under 128 MiB may stay in the processor's caches"
         offline = OfflineBench(shape, dtype, engine, log)
@@ -165,7 +183,8 @@ async def _serve(
 ) -> Results:
     """Runs of all targets by turns, after one that warms them up and isn't counted."""
     if args.against is not None:
-        targets[args.against] = _server(args, args.against)
+        again = " again" if args.against in targets else ""  # which shows what chance does
+        targets[args.against + again] = _server(args, args.against)
     sizes = Sizes(
         num_requests=args.requests,
         num_prompt=args.prompt_tokens,
@@ -192,7 +211,7 @@ async def _serve(
     how = f"{args.rate:g}/s" if args.rate else f"{args.concurrency} at once"
     load = f"{args.workload}, {args.requests} requests, {how}, {args.runs} runs"
     facts = {**_machine(), **facts, "load": load}
-    if any(name == args.url or name == args.against for name in targets):
+    if args.url or args.against:
         facts["protocol"] = args.protocol
     sides = {name: figures_of(each) for name, each in runs.items()}
     return Results("lmi bench serve", facts, sides, runs)

@@ -17,6 +17,7 @@ from lmi_core.bench.rooflines import ELEMENT_BYTES, RoofShape, decode_roof_s, pr
 from lmi_core.bench.roofs import Roofs, measure_roofs
 from lmi_core.engine.engine import Engine
 from lmi_core.engine.stats import NullObserver, StepRecord
+from lmi_core.errors import UserError
 
 NUM_PROMPT, NUM_NEW = 128, 128
 """Of decoding; a roof counts the context in the middle."""
@@ -86,6 +87,11 @@ class OfflineBench:
                 *(self.generate(NUM_PROMPT, NUM_NEW, 10**6 * i + n, adapter) for n in range(batch))
             )
             steps = list(self.log.decode_steps(batch))
+            if not steps:
+                raise UserError(
+                    f"no step had a batch of {batch} that only decodes: the first texts end before "
+                    "the last prompts are read, or drafts are in the steps; choose a smaller batch"
+                )
             interval = statistics.median(interval for interval, _ in steps)
             figure.values.append(batch / interval)
             gaps.append(1 - sum(native for _, native in steps) / sum(t for t, _ in steps))

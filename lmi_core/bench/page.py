@@ -95,9 +95,11 @@ def _curves(title: str, what: str, runs: Mapping[str, Sequence[Run]]) -> str:
     parts = [_axes(most)]
     for i, (name, values) in enumerate(samples.items()):
         colour = _COLOURS[i % len(_COLOURS)]
+        # Names are where a curve that rises has already passed.
+        y = _HEIGHT - _BOTTOM - 12 - 16 * (len(samples) - 1 - i)
         parts.append(
             f'<polyline points="{_points(values, most)}" fill="none" stroke="{colour}" '
-            f'stroke-width="2"/><text x="{_LEFT + 10}" y="{30 + 16 * i}" '
+            f'stroke-width="2"/><text x="{_RIGHT}" y="{y}" text-anchor="end" '
             f'style="fill:{colour}">{escape(name)}</text>'
         )
     return _svg("".join(parts), _HEIGHT, f"{title}, ms: share that took at most so long")

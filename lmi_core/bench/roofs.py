@@ -9,6 +9,8 @@ from lmi_core import _native
 
 READ_BYTES = 512 << 20
 """Well beyond any cache."""
+LEAST_WEIGHT_BYTES = 128 << 20
+"""Fewer may stay in the processor's caches, and have no roof."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,7 @@ def measure_roofs(num_threads: int | None = None, instruction_set: str = "") -> 
     """Takes about a second."""
     num_threads = num_threads or _native.num_physical_cores()
     level = instruction_set or _native.default_instruction_set()
+    read_gb_per_s = measure_read_gb_per_s(num_threads, level)
 
     def gflops(dtype: str) -> float:
         seconds, operations = _native.kernels.time_multiply_add(
@@ -33,10 +36,13 @@ def measure_roofs(num_threads: int | None = None, instruction_set: str = "") -> 
         )
         return float(operations / min(seconds) * 1e-9)
 
+    return Roofs(num_threads, read_gb_per_s, gflops("bf16"), gflops("fp32"), gflops("int8"))
+
+
+def measure_read_gb_per_s(num_threads: int, level: str) -> float:
+    """Of memory, not of caches."""
     read_s = min(_native.kernels.time_read(level, READ_BYTES, num_threads, 5))
-    return Roofs(
-        num_threads, READ_BYTES / read_s * 1e-9, gflops("bf16"), gflops("fp32"), gflops("int8")
-    )
+    return float(READ_BYTES / read_s * 1e-9)
 
 
 if __name__ == "__main__":

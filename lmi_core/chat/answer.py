@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from types import TracebackType
@@ -22,6 +22,8 @@ from lmi_core.text.chat import ChatTemplate
 Messages = Sequence[Mapping[str, str]]
 
 _USUAL = SamplingParams()
+_MALFORMED = (ValueError, KeyError, TypeError, AttributeError)
+"""What comes of reading JSON that has another form."""
 _EXTENSIONS = ("top_k", "min_p", "repetition_penalty")
 """Parameters that OpenAI's protocol lacks; sent as open servers name them, where they were set."""
 
@@ -107,10 +109,20 @@ class RemoteSource(AnswerSource):
 
     def __enter__(self) -> Self:
         if not self.model:
-            with closing(self.ask("GET", "/v1/models")) as answer:
-                models = json.load(answer)["data"]
-            self.model = models[0]["id"] if models else ""
+            self.model = self._first_model()
         return self
+
+    def _first_model(self) -> str:
+        """Of those that the server lists; empty: none."""
+        with closing(self.ask("GET", "/v1/models")) as answer:
+            try:
+                models = json.load(answer)["data"]
+                return str(models[0]["id"]) if models else ""
+            except (OSError, http.client.HTTPException, *_MALFORMED) as error:
+                raise UserError(
+                    f"{self.url}/v1/models isn't answered as OpenAI's servers do: {error}",
+                    field="--url",
+                ) from None
 
     def answer(self, messages: Messages, params: SamplingParams) -> Generator[Piece, None, None]:
         body = {
@@ -128,22 +140,12 @@ class RemoteSource(AnswerSource):
                 if getattr(params, name) != getattr(_USUAL, name)
             },
         }
-        num_tokens = 0
         with closing(self.ask("POST", "/v1/chat/completions", body)) as lines:
-            for frame in self._frames(lines):
-                if "error" in frame:
-                    raise EngineError(_message(frame))
-                choices = frame.get("choices", ())
-                text = "".join(choice["delta"].get("content") or "" for choice in choices)
-                is_cut_off = any(choice.get("finish_reason") == "length" for choice in choices)
-                num_tokens = (frame.get("usage") or {}).get("completion_tokens") or (
-                    num_tokens + bool(text)
-                )
-                yield Piece(text, num_tokens, is_cut_off)
+            yield from self._pieces(lines)
 
-    def _frames(self, lines: http.client.HTTPResponse) -> Iterator[Any]:
-        """Raises EngineError for a stream that isn't ended as one is."""
-        is_ended = False
+    def _pieces(self, lines: http.client.HTTPResponse) -> Generator[Piece, None, None]:
+        """Raises EngineError for a stream of another form, or that isn't ended as one is."""
+        is_ended, num_tokens = False, 0
         try:
             for line in lines:
                 data = line.removeprefix(b"data:").strip()
@@ -151,10 +153,16 @@ class RemoteSource(AnswerSource):
                     is_ended |= data == b"[DONE]"
                     continue
                 frame = json.loads(data)
-                # Not every server says that it is done.
-                is_ended |= any(c.get("finish_reason") for c in frame.get("choices", ()))
-                yield frame
-        except (OSError, http.client.HTTPException, ValueError) as error:
+                if "error" in frame:
+                    raise EngineError(_message(frame))
+                choices = frame.get("choices") or ()
+                text = "".join((c.get("delta") or {}).get("content") or "" for c in choices)
+                ends = [c["finish_reason"] for c in choices if c.get("finish_reason")]
+                is_ended |= bool(ends)  # not every server says that it is done
+                counted = (frame.get("usage") or {}).get("completion_tokens")
+                num_tokens = counted or num_tokens + bool(text)
+                yield Piece(text, num_tokens, "length" in ends)
+        except (OSError, http.client.HTTPException, *_MALFORMED) as error:
             raise EngineError(f"{self.url} broke off its answer: {error}") from None
         if not is_ended:
             raise EngineError(f"{self.url} broke off its answer")

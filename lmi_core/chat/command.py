@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from lmi_core.chat.answer import AnswerSource, LocalSource, RemoteSource
-from lmi_core.chat.conversation import Conversation, run_command
+from lmi_core.chat.conversation import Conversation, check, run_command
 from lmi_core.engine.engine import Engine
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.errors import LmiError, UserError
@@ -51,16 +51,15 @@ def open_source(args: argparse.Namespace, model: list[str], default_model: Path)
 
 def chat(args: argparse.Namespace, source: AnswerSource) -> int:
     """Talk until the input ends; the exit code."""
-    conversation = Conversation(
-        SamplingParams(
-            max_new_tokens=args.max_new_tokens,
-            temperature=args.temperature,
-            top_k=args.top_k,
-            top_p=args.top_p,
-            seed=args.seed,
-        ),
-        args.system,
+    params = SamplingParams(
+        max_new_tokens=args.max_new_tokens,
+        temperature=args.temperature,
+        top_k=args.top_k,
+        top_p=args.top_p,
+        seed=args.seed,
     )
+    check(params)
+    conversation = Conversation(params, args.system)
     if args.load is not None:
         conversation.load(args.load)
     is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
@@ -72,9 +71,9 @@ def chat(args: argparse.Namespace, source: AnswerSource) -> int:
 
 def _talk(conversation: Conversation, source: AnswerSource, *, is_terminal: bool) -> int:
     """A failure ends a conversation that nobody watches; else it is told."""
-    for text in _inputs(lambda prompt: input(prompt if is_terminal else "")):
+    for text, is_quoted in _inputs(lambda prompt: input(prompt if is_terminal else "")):
         try:
-            if text.startswith("/"):
+            if text.startswith("/") and not is_quoted:
                 if not run_command(text, conversation, print):
                     break
             else:
@@ -86,12 +85,13 @@ def _talk(conversation: Conversation, source: AnswerSource, *, is_terminal: bool
     return 0
 
 
-def _inputs(read: Callable[[str], str]) -> Iterator[str]:
-    """What is typed, lines between triple quotes as one; Ctrl-C forgets a line."""
+def _inputs(read: Callable[[str], str]) -> Iterator[tuple[str, bool]]:
+    """What is typed, lines between triple quotes as one, and whether it was; Ctrl-C forgets a
+    line."""
     while True:
         try:
             text = read("> ")
-            if text.startswith(_QUOTES):
+            if is_quoted := text.startswith(_QUOTES):
                 text = text.removeprefix(_QUOTES)
                 while not text.endswith(_QUOTES):
                     text += "\n" + read(". ")
@@ -102,7 +102,7 @@ def _inputs(read: Callable[[str], str]) -> Iterator[str]:
             print()
             continue
         if text.strip():
-            yield text.strip()
+            yield text.strip(), is_quoted
 
 
 def _answer(

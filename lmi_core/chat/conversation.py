@@ -72,8 +72,13 @@ class Conversation:
             params = replace(self.params, **{name: value})  # type: ignore[arg-type]
         except ValueError:
             raise UserError(f"{name} must be a number, got {text[:80]!r}") from None
-        params.validate(vocab_size=1 << 31, max_logprobs=0)
+        check(params)
         self.params = params
+
+
+def check(params: SamplingParams) -> None:
+    """UserError for what no model takes."""
+    params.validate(vocab_size=1 << 31, max_logprobs=0)
 
 
 def run_command(line: str, conversation: Conversation, say: Callable[[str], None]) -> bool:
@@ -98,13 +103,13 @@ def run_command(line: str, conversation: Conversation, say: Callable[[str], None
             conversation.undo()
             say(f"{len(conversation.messages)} messages are left")
         case "save":
-            path = Path(argument or "chat.json")
+            path = Path(argument or "chat.json").expanduser()
             conversation.save(path)
             say(f"saved to {path}")
         case "load":
             if not argument:
                 raise UserError("name the file: /load FILE")
-            conversation.load(Path(argument))
+            conversation.load(Path(argument).expanduser())
             say(f"{len(conversation.messages)} messages")
         case "set":
             key, _, value = argument.replace("=", " ", 1).partition(" ")
@@ -126,4 +131,4 @@ HELP = """\
 /save [FILE]        to FILE (chat.json): JSON, or text where the name doesn't end in .json
 /load FILE          go on with a conversation that was saved as JSON
 /quit               leave, as Ctrl-D does; Ctrl-C ends an answer
-\"\"\" begins and ends a message of several lines."""
+\"\"\" begins and ends a message of several lines, or one that begins with a slash."""

@@ -41,6 +41,12 @@ _LEAST_TEXT = 28
 _PICKLED = {"lmi": "tensors are read where they lie, without torch; nothing else in it is used"}
 _LEFT = "left to the library, which reads its tensors with torch"
 _FLOATS = {"F32", "F16", "BF16"}
+_ROWS = {
+    "auto": "rows of 8 bits, a row's largest numbers of 16",
+    "int8": "rows of 8 bits",
+    "bf16": "rows as they are",
+}
+"""What quantised weights are multiplied with on the CPU, by option.activations."""
 """Types of GGUF's tensors without blocks."""
 _WRITTEN = {"common": "LMI, naming no system"}
 
@@ -212,11 +218,7 @@ def _gguf_weights(model: ModelConfig) -> str:
         return f"GGUF, tensors: {types}; matrices are widened to the dtype on this device"
     if _FLOATS.issuperset(found):
         return f"GGUF, tensors: {types}; kept as stored"
-    rows = {
-        "auto": "rows of 8 bits, a row's largest numbers of 16",
-        "int8": "rows of 8 bits",
-        "bf16": "rows as they are",
-    }[config.activations]
+    rows = _ROWS[config.activations]
     return f"GGUF, tensors: {types}; kept as stored, blocks multiplied with {rows}"
 
 
@@ -239,7 +241,8 @@ def _stored_weights(model: ModelConfig) -> str | None:
         kind = settings.values.get("bnb_4bit_quant_type", "fp4")
         if not on_cpu:
             return f"bitsandbytes {kind}, widened to the dtype on this device"
-        return f"bitsandbytes {kind}, kept as stored, multiplied with rows as they are"
+        rows = _ROWS[model.engine.config.activations]
+        return f"bitsandbytes {kind}, kept as stored, multiplied with {rows}"
     rows = "but for inputs from 6 on" if on_cpu else "a row's largest numbers to 16"
     return f"bitsandbytes int8, kept as stored, multiplied with rows rounded to 8 bits, {rows}"
 

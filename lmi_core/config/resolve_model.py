@@ -108,7 +108,7 @@ def resolve_model(
     lora = lora_settings(values, backend, system, own, here, problems, found.own_adapter)
     speculation = None
     if backend == "lmi":
-        speculation = speculation_settings(values, own, placement, problems)
+        speculation = speculation_settings(values, own, problems)
     rows = model_rows(values, backend, system, problems)
     rows += () if lora is None else lora.rows(here)
     _warn_of_requirements(found, decision, problems)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
@@ -137,8 +138,9 @@ class Dispatch:
 
     def _limit(self, open_: OpenRequest) -> None:
         """End it when it has waited too long for a copy."""
-        most_s = open_.request.max_queue_s
-        if most_s is not None and not open_.has_begun and open_.number not in self._timers:
+        asked_s = open_.request.max_queue_s
+        most_s = math.inf if asked_s is None else asked_s
+        if most_s < math.inf and not open_.has_begun and open_.number not in self._timers:
             at_s = open_.arrival_s + most_s
             timer = asyncio.get_running_loop().call_at(at_s, self._expire, open_)
             self._timers[open_.number] = timer

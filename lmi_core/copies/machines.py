@@ -61,6 +61,7 @@ class ThisMachine:
                 "the CPU, or one on each GPU",
                 field="num_copies",
             )
+        _check_cores(config, num_copies)
         from lmi_core.runners.cpu.cpu_runner import find_cpu_model
         from lmi_core.runners.cpu.memory_needs import check_copies, shares_weights
 
@@ -91,6 +92,19 @@ class ThisMachine:
 
     def link(self, settings: CopySettings) -> Link:
         return LocalLink()
+
+
+def _check_cores(config: EngineConfig, num_copies: int) -> None:
+    """Of copies that come while others run; ``placement_on_cpu`` refuses the first ones so. A job's
+    processes have the cores that they were given."""
+    degree, num_cores = config.tensor_parallel_degree, num_own_cores(1)
+    if degree > 1 and num_copies > 1 and config.job is None and num_copies * degree > num_cores:
+        raise InsufficientMemoryError(
+            f"{num_copies} copies with tensor_parallel_degree={degree} need {num_copies * degree} "
+            f"cores, one for each process, and there are {num_cores}: at most "
+            f"{max(1, num_cores // degree)} can be had",
+            field="num_copies",
+        )
 
 
 class Devices:

@@ -64,6 +64,10 @@ class RayMachines:
     ) -> CopySettings:
         """Of all copies alike, however many there are later: a node may have no room for one that
         starts before another ends, and more copies may mean more nodes."""
+        if config.device == "cuda":
+            self._num_threads = self._num_threads or config.num_threads or self._beside(config)
+            config = replace(config, num_threads=self._num_threads)
+            return CopySettings(config=config, log_level=log_level())
         num_cores = [int(num) for node in self._nodes() if (num := node["Resources"].get("CPU"))]
         num_each = -(-num_copies // max(1, len(num_cores)))
         if not self._num_threads:
@@ -78,10 +82,21 @@ class RayMachines:
         )
         return CopySettings(config=config, packs=True, log_level=log_level())
 
+    def _beside(self, config: EngineConfig) -> int:
+        """The cores of a copy that are beside its GPUs, on the node that has the fewest."""
+        nodes = [node["Resources"] for node in self._nodes() if node["Resources"].get("GPU")]
+        degree = config.tensor_parallel_degree
+        return max(
+            1, min((int(one.get("CPU", 1) * degree // one["GPU"]) for one in nodes), default=1)
+        )
+
     def link(self, settings: CopySettings) -> Link:
-        num_threads = settings.config.num_threads
+        config = settings.config
+        num_threads, degree = config.num_threads, config.tensor_parallel_degree
         assert num_threads is not None
-        return RayLink(self._ray, settings.config.tensor_parallel_degree, num_threads)
+        if config.device == "cuda":  # an actor sees those of its own bundle
+            return RayLink(self._ray, [{"CPU": num_threads, "GPU": degree}])
+        return RayLink(self._ray, [{"CPU": num_threads}] * degree)
 
     def _nodes(self) -> list[dict[str, Any]]:
         return [node for node in self._ray.nodes() if node["Alive"]]
@@ -151,12 +166,14 @@ def _no_cluster(address: str, why: object) -> UserError:
 
 
 class RayLink(SealedLink):
-    """Implements ``Link``: to a process beside an actor, which has the cores of all its ranks."""
+    """Implements ``Link``: to a process beside an actor, which has the cores or GPUs of all its
+    ranks."""
 
-    def __init__(self, ray: Any, degree: int, num_threads: int) -> None:
+    def __init__(self, ray: Any, bundles: list[dict[str, int]]) -> None:
+        """``bundles``: what Ray reserves on one node, of which the actor has the first."""
         super().__init__()
         self._ray = ray
-        self._bundles = [{"CPU": num_threads}] * degree
+        self._bundles = bundles
         self._group: Any = None
         self._actor: Any = None
         self._host = ""
@@ -172,8 +189,11 @@ class RayLink(SealedLink):
 
         await to_the_end(self._reserve)
         await self._placed()
-        actor = self._ray.remote(num_cpus=self._bundles[0]["CPU"], max_restarts=0)(CopyHost)
+        actor = self._ray.remote(CopyHost)
         self._actor = actor.options(
+            num_cpus=self._bundles[0]["CPU"],
+            num_gpus=self._bundles[0].get("GPU", 0),
+            max_restarts=0,
             scheduling_strategy=PlacementGroupSchedulingStrategy(
                 placement_group=self._group, placement_group_bundle_index=0
             ),
@@ -194,7 +214,8 @@ class RayLink(SealedLink):
     async def _placed(self) -> None:
         ready = asyncio.wrap_future(self._group.ready().future())
         ready.add_done_callback(lambda done: done.cancelled() or done.exception())
-        wanted = f"{len(self._bundles)} x {self._bundles[0]['CPU']} CPU on one node"
+        each = ", ".join(f"{number} {what}" for what, number in self._bundles[0].items())
+        wanted = f"{len(self._bundles)} x {each} on one node"
         try:
             done, _ = await asyncio.wait([ready], timeout=_SAY_S)
             if not done:

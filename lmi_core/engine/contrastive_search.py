@@ -16,7 +16,6 @@ import numpy as np
 from lmi_core.engine.outputs import FinishReason
 from lmi_core.engine.ranked_tokens import Ranked, RankedBans
 from lmi_core.engine.sampling_params import SamplingParams
-from lmi_core.errors import EngineError
 from lmi_core.weights.formats import FloatArray
 
 _ROWS_AT_ONCE = 256
@@ -119,12 +118,10 @@ class ContrastiveSearch:
 
     def candidates(self, ranked: Ranked, generated: list[int]) -> Ranked:
         """Those behind the text, whose output so far is ``generated``: token ids and their
-        log-probabilities. UserError where bans leave too few, EngineError where nothing is left."""
+        log-probabilities. UserError where bans leave too few."""
         candidates = self._bans.allowed(ranked, generated)[: self.num_sequences]
         if not candidates:
-            raise EngineError(
-                "no token could be chosen: every one is banned, or logits aren't finite"
-            )
+            raise self._params.too_many_bans(len(generated))
         return candidates
 
     def follow(self, candidates: Ranked, ranked: Ranked) -> None:

@@ -98,7 +98,13 @@ class EngineCore:
         self._pools = runner.info.pooling is not None
         self._head = cast(PoolingRunner, runner).head if self._pools else None
         self._delivery = Delivery(
-            self._scheduler, tokenizer, self._requests, self._totals, observer, self._head
+            self._scheduler,
+            tokenizer,
+            self._requests,
+            self._totals,
+            observer,
+            self._head,
+            vocab_size=runner.info.vocab_size,
         )
         self._loop = StepLoop(
             self._scheduler,

@@ -9,6 +9,7 @@ import numpy as np
 
 from lmi_core.engine.beam_search import BeamSearch
 from lmi_core.engine.commit import Commit, Output, PromptChunk
+from lmi_core.engine.nothing_left import why_nothing_is_left
 from lmi_core.engine.notices import Notices
 from lmi_core.engine.outputs import FinishReason, PromptToken, TokenEvent, TokenLogprob
 from lmi_core.engine.ranked_tokens import Ranked
@@ -37,9 +38,11 @@ class Delivery:
         totals: EngineTotals,
         observer: EngineObserver,
         head: PoolingHead | None = None,
+        *,
+        vocab_size: int,
     ) -> None:
         """``requests``: the open requests by id, from which those that end are removed;
-        ``head``: of a model that pools."""
+        ``head``: of a model that pools; ``vocab_size``: of its logits."""
         self._scheduler = scheduler
         self._tokenizer = tokenizer
         self._special_ids = tokenizer.special_ids
@@ -47,6 +50,7 @@ class Delivery:
         self._totals = totals
         self._observer = observer
         self._head = head
+        self._vocab_size = vocab_size
         self._notices = Notices()
 
     def deliver(self, commit: Commit) -> None:
@@ -131,8 +135,7 @@ class Delivery:
         sequence, token_id, _, num_generated, _, known = output
         request = sequence.request
         if sequence.error is not None or token_id < 0:
-            message = "no token could be sampled: every one is banned, or logits aren't finite"
-            self.fail(request, sequence.error or EngineError(message))
+            self.fail(request, why_nothing_is_left(sequence, self._vocab_size))
             return
         last_s, sequence.last_token_s = sequence.last_token_s, now_s
         if last_s:

@@ -34,11 +34,13 @@ class HeadDrafts(ModelDrafts):
     def can_go_on(self, sequence: Sequence) -> bool:
         return self._lengths.get(sequence) == len(sequence.token_ids)
 
-    def keep(self, outputs: Items[Output], states: FloatArray) -> None:
-        """Note the hidden states behind a step's outputs, of logit rows."""
+    def keep(self, outputs: Items[Output], states: FloatArray | None) -> None:
+        """Note the hidden states behind a step's outputs, of logit rows; None: the heads have
+        them."""
         for sequence, logit_row in {o.sequence: o.logit_row for o in outputs}.items():
             if sequence.row >= 0:
-                self._heads.states[sequence.row] = states[logit_row]
+                if states is not None and self._heads.states is not None:
+                    self._heads.states[sequence.row] = states[logit_row]
                 self._lengths[sequence] = len(sequence.token_ids)
 
     def begin(self, depths: Items[tuple[Sequence, int]], *, beside_others: bool) -> DraftChain:

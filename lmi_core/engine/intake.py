@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections.abc as abc
 import hashlib
+import math
 from dataclasses import replace
 
 from lmi_core.engine.pooling_params import PoolingParams, framed_text
@@ -44,6 +45,7 @@ class Intake:
         self._check(request)
         most_s = self._max_queue_s if request.max_queue_s is None else request.max_queue_s
         params = request.params.counted(self._info.runner.vocab_size)
+        most_s = None if most_s == math.inf else most_s
         return replace(request, params=params, max_queue_s=most_s)
 
     def _check(self, request: GenerationRequest) -> None:
@@ -77,6 +79,9 @@ class Intake:
             )
         info = self._info.runner
         request.params.validate(vocab_size=info.vocab_size, max_logprobs=info.max_logprobs)
+        processors = request.params.processors
+        if processors is not None and not info.has_scales_and_cutoffs:
+            processors.check_plain()
         if request.params.prompt_logprobs is not None and not info.continues_prompts:
             raise UserError(
                 "the model's encoder reads the prompt, whose tokens have no log-probabilities: "

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
 
 from lmi_core.engine.contrastive_search import ContrastiveSearch
+from lmi_core.engine.logits_processors import NO_PROCESSORS
 from lmi_core.engine.pinned_prefixes import PinnedPrefixes
 from lmi_core.engine.restore import PrefixRestore
 from lmi_core.engine.sampling_params import SamplingParams
@@ -30,15 +33,13 @@ class KvMemory:
         self.pinned = PinnedPrefixes(self.pool)
         self._tables = runner.block_tables
         self._sampling = runner.sampling
-        self._final_lengths: list[int] | None = None
-        if runner.info.pads_batches:
-            self._final_lengths = cast(PaddedRunner, runner).final_lengths
+        self._padded = cast(PaddedRunner, runner) if runner.info.pads_batches else None
         self._shares_blocks = runner.info.shares_blocks
         self._enable_prefix_caching = enable_prefix_caching and runner.info.caches_prefixes
         self._guaranteed_no_evict = guaranteed_no_evict
         self._num_rows = runner.info.max_num_seqs
         self._vocab_size = runner.info.vocab_size
-        self._has_forced_end = bool(runner.info.forced_end_ids)
+        self._info = runner.info
         self._free_rows = list(range(self._num_rows - 1, -1, -1))
         self.restore: PrefixRestore | None = None
         """What keeps blocks on a disk, too; None: nothing does."""
@@ -306,8 +307,10 @@ class KvMemory:
         sequence.block_ids = shared + new_ids
         sequence.num_published = len(shared)
         sequence.num_computed = num_computed
-        if self._final_lengths is not None:
-            self._final_lengths[sequence.row] = sequence.final_len
+        if self._padded is not None:
+            processors = sequence.request.request.params.processors or NO_PROCESSORS
+            self._padded.final_lengths[sequence.row] = sequence.final_len
+            self._padded.begin_ids[sequence.row] = processors.forced_bos_token_id
         self._num_promised += self._num_max_blocks(sequence) - len(sequence.block_ids)
         try:
             self._tables.set(sequence.row, sequence.block_ids)
@@ -325,32 +328,45 @@ class KvMemory:
         return -(-sequence.max_len // self.block_size)
 
     def _set_sampling(self, sequence: Sequence) -> None:
+        request = sequence.request
+        if request.row_settings is None:
+            request.row_settings = self._row_settings(sequence)
+        self._sampling.set(sequence.row, choice=sequence.choice, **request.row_settings)
+        if sequence.needs_observe:
+            processors = request.request.params.processors or NO_PROCESSORS
+            begin_id = processors.forced_bos_token_id
+            before = self._info.before_outputs(request.prompt_ids, begin_id)
+            self._sampling.observe_prompt(sequence.row, before)
+            self._sampling.observe_many(sequence.row, sequence.token_ids[sequence.num_prompt :])
+
+    def _row_settings(self, sequence: Sequence) -> dict[str, Any]:
+        """Of each of a request's sequences, in what the table takes fastest."""
         request, search = sequence.request, sequence.request.search
         params = request.request.params
+        processors = params.processors or NO_PROCESSORS
         most = sequence.max_len - sequence.num_prompt
-        self._sampling.set(
-            sequence.row,
-            temperature=params.temperature,
-            top_k=min(params.top_k, self._vocab_size),
-            top_p=params.top_p,
-            min_p=params.min_p,
-            typical_p=params.typical_p,
-            repetition_penalty=params.repetition_penalty,
-            presence_penalty=params.presence_penalty,
-            frequency_penalty=params.frequency_penalty,
-            seed=request.seed,
-            choice=sequence.choice,
-            num_logprobs=_num_logprobs(params) if search is None else search.num_ranked,
-            logit_bias=params.logit_bias,
-            banned_ids=params.banned_token_ids,
-            min_tokens=min(params.min_new_tokens, most - self._has_forced_end),
-            min_tokens_banned_ids=sorted(sequence.end_ids),
-            watermark_gamma=params.watermark_gamma,
-            watermark_delta=params.watermark_delta,
-        )
-        if sequence.needs_observe:
-            self._sampling.observe_prompt(sequence.row, request.prompt_ids)
-            self._sampling.observe_many(sequence.row, sequence.token_ids[sequence.num_prompt :])
+        has_forced_end = bool(processors.forced_end_ids(self._info.forced_end_ids))
+        num_begun = max(0, len(self._info.first_ids) - 1)
+        end_ids = np.array(sorted(sequence.end_ids), np.int32)
+        return {
+            "temperature": params.temperature,
+            "top_k": min(params.top_k, self._vocab_size),
+            "top_p": params.top_p,
+            "min_p": params.min_p,
+            "typical_p": params.typical_p,
+            "repetition_penalty": params.repetition_penalty,
+            "presence_penalty": params.presence_penalty,
+            "frequency_penalty": params.frequency_penalty,
+            "seed": request.seed,
+            "num_logprobs": _num_logprobs(params) if search is None else search.num_ranked,
+            "biases": request.biases,
+            "banned_ids": np.array(params.banned_token_ids, np.int32),
+            "min_tokens": min(params.min_new_tokens, most - has_forced_end),
+            "min_tokens_banned_ids": end_ids,
+            "watermark_gamma": params.watermark_gamma,
+            "watermark_delta": params.watermark_delta,
+            **processors.row_settings(request.prompt_ids, end_ids, num_begun),
+        }
 
 
 def _num_logprobs(params: SamplingParams) -> int:

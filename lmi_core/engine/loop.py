@@ -275,6 +275,7 @@ class StepLoop:
         if self._costs is not None and native_seconds > 0:
             self._costs.note(plan.num_tokens, native_seconds)
         totals.num_steps += 1
+        totals.num_weight_bytes += self._runner.info.weight_bytes
         totals.step_seconds += seconds
         totals.native_seconds += native_seconds + plan.chain_s
         self._observer.on_step(

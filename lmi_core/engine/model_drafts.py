@@ -337,7 +337,8 @@ class ModelDrafts:
                 break
             known += size
         num_rows = self._num_rows_of(sequence)
-        sequence.num_drafted = min(known, num_rows - 1)
+        # Of a text of one token, whose next one is on its way, a head has no rows at all.
+        sequence.num_drafted = max(0, min(known, num_rows - 1))
         return num_rows - sequence.num_drafted
 
     def _known_ids(self, token_ids: list[int]) -> list[int]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, replace
 
 from lmi_core.engine.pooling_params import PoolingParams
 from lmi_core.engine.sampling_params import SamplingParams
@@ -25,7 +26,7 @@ class GenerationRequest:
     """Lower runs first; equal priorities run in arrival order, or by their tenants' shares."""
     max_queue_s: float | None = None
     """Seconds from its arrival that it may wait for its first step, 0: at once, or once its prefix
-    came from a disk, or never; None: the engine's own."""
+    came from a disk, or never; inf: as long as it takes; None: the engine's own."""
     tenant: str = ""
     """Whose it is: where several wait, rows are shared among tenants, not among requests."""
     adapter: str = ""
@@ -38,3 +39,7 @@ class GenerationRequest:
     """Wanted is the prompt's vector or score; None: tokens that continue it."""
     echo: bool = False
     """Emit the prompt's tokens (their log-probabilities if asked) as the first event."""
+
+    def behind_first(self) -> GenerationRequest:
+        """As one of a call that has begun with another: it waits as long as it takes."""
+        return replace(self, max_queue_s=math.inf)

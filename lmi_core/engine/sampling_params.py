@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from lmi_core.engine.logits_processors import NO_PROCESSORS, LogitsProcessors
+from lmi_core.engine.param_checks import check_float, check_ids, check_int, wrong_type
 from lmi_core.errors import UserError
 from lmi_core.structured.grammar import Grammar
 from lmi_core.structured.thinking_budget import ThinkingBudget
@@ -16,8 +17,6 @@ _MAX_LOGIT_BIAS = 1e9
 MAX_STOPS, MAX_STOP_CHARS = 1024, 16_384
 """Stop strings of a request, and their characters together: each takes 300 bytes to look for. The
 same of bad words."""
-_MAX_NAMED = 16
-"""Of the token ids at fault, so many are named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +52,7 @@ class SamplingParams:
     ignore_eos: bool = False
     logit_bias: tuple[tuple[int, float], ...] = ()
     banned_token_ids: tuple[int, ...] = ()
+    """Which errors call by the name that requests have for them, suppress_tokens."""
     allowed_token_ids: tuple[int, ...] | None = None
     """Nothing else is generated, an end-of-sequence id included; None: anything may be."""
     logprobs: int | None = None
@@ -84,6 +84,8 @@ class SamplingParams:
     penalty_alpha: float | None = None
     """Contrastive search among the ``top_k`` likeliest tokens, whose likeness to the text before
     counts so much, and their probability the rest of 1; None: no such search."""
+    processors: LogitsProcessors | None = None
+    """Of Transformers' logits processors those that have no other name here; None: no such."""
     grammar: Grammar | None = None
     """What the text must follow. Unless something else ends it, it ends when it is complete."""
     thinking: ThinkingBudget | None = None
@@ -91,47 +93,51 @@ class SamplingParams:
 
     def validate(self, *, vocab_size: int, max_logprobs: int) -> None:
         """Raise UserError naming the first field out of range, or of another type."""
-        _check_int("max_new_tokens", self.max_new_tokens, 1, None)
-        _check_int("min_new_tokens", self.min_new_tokens, 0, self.max_new_tokens)
-        _check_float("temperature", self.temperature, 0.0, 100.0)
-        _check_int("top_k", self.top_k, 0, None)
-        _check_float("top_p", self.top_p, 0.0, 1.0, open_low=True)
-        _check_float("min_p", self.min_p, 0.0, 1.0)
-        _check_float("typical_p", self.typical_p, 0.0, 1.0, open_low=True)
-        _check_float("repetition_penalty", self.repetition_penalty, 0.001, 100.0)
-        _check_float("presence_penalty", self.presence_penalty, -100.0, 100.0)
-        _check_float("frequency_penalty", self.frequency_penalty, -100.0, 100.0)
-        _check_int("seed", self.seed, 0, 2**64 - 1)
-        _check_int("n", self.n, 1, 128)
+        check_int("max_new_tokens", self.max_new_tokens, 1, None)
+        check_int("min_new_tokens", self.min_new_tokens, 0, self.max_new_tokens)
+        check_float("temperature", self.temperature, 0.0, 100.0)
+        check_int("top_k", self.top_k, 0, None)
+        check_float("top_p", self.top_p, 0.0, 1.0, open_low=True)
+        check_float("min_p", self.min_p, 0.0, 1.0)
+        check_float("typical_p", self.typical_p, 0.0, 1.0, open_low=True)
+        check_float("repetition_penalty", self.repetition_penalty, 0.001, 100.0)
+        check_float("presence_penalty", self.presence_penalty, -100.0, 100.0)
+        check_float("frequency_penalty", self.frequency_penalty, -100.0, 100.0)
+        check_int("seed", self.seed, 0, 2**64 - 1)
+        check_int("n", self.n, 1, 128)
         also = " (which top_logprobs and top_n_tokens ask for, too)"
-        _check_int("logprobs", _whole(self.logprobs, vocab_size), 0, max_logprobs, also)
-        _check_int("prompt_logprobs", _whole(self.prompt_logprobs, vocab_size), 0, max_logprobs)
+        check_int("logprobs", _whole(self.logprobs, vocab_size), 0, max_logprobs, also)
+        check_int("prompt_logprobs", _whole(self.prompt_logprobs, vocab_size), 0, max_logprobs)
         if self.grammar is not None and not isinstance(self.grammar, Grammar):
             message = "grammar must be a Grammar, such as Grammar.json_schema({...})"
-            raise _wrong_type("grammar", self.grammar, message)
+            raise wrong_type("grammar", self.grammar, message)
         if self.thinking is not None:
             self.thinking.validate()
         if self.stop:
             self._check_stop()
-        _check_ids("stop_token_ids", self.stop_token_ids, vocab_size)
-        _check_ids("banned_token_ids", self.banned_token_ids, vocab_size)
+        check_ids("stop_token_ids", self.stop_token_ids, vocab_size)
+        check_ids("suppress_tokens", self.banned_token_ids, vocab_size)
         if self.allowed_token_ids is not None:
-            _check_ids("allowed_token_ids", self.allowed_token_ids, vocab_size)
+            check_ids("allowed_token_ids", self.allowed_token_ids, vocab_size)
             if not self.allowed_token_ids:
                 message = "allowed_token_ids is empty; name at least one, or None for all"
                 raise UserError(message, field="allowed_token_ids")
         if self.logit_bias:
             self._check_logit_bias(vocab_size)
-        _check_int("no_repeat_ngram_size", self.no_repeat_ngram_size, 0, None)
+        check_int("no_repeat_ngram_size", self.no_repeat_ngram_size, 0, None)
         if self.bad_words or self.bad_words_ids:
             self._check_bad_words(vocab_size)
-        _check_int("num_beams", self.num_beams, 1, 128)
+        check_int("num_beams", self.num_beams, 1, 128)
         if self.penalty_alpha is not None:
             self._check_contrastive()
         elif self.num_beams > 1:
             self._check_beams()
-        _check_float("watermark_delta", self.watermark_delta, -100.0, 100.0)
-        _check_float("watermark_gamma", self.watermark_gamma, 0.0, 1.0)
+        if self.processors is not None:
+            self.processors.validate(vocab_size=vocab_size, is_search=self.is_search)
+        processors = self.processors or NO_PROCESSORS
+        processors.check_possible(self.banned_token_ids, vocab_size)
+        check_float("watermark_delta", self.watermark_delta, -100.0, 100.0)
+        check_float("watermark_gamma", self.watermark_gamma, 0.0, 1.0)
 
     @property
     def num_sequences(self) -> int:
@@ -143,32 +149,45 @@ class SamplingParams:
         """Whether its sequences go on from each other."""
         return self.num_beams > 1 or self.penalty_alpha is not None
 
+    def too_many_bans(self, num_generated: int) -> UserError:
+        """What is said where no token may come behind so many."""
+        processors = self.processors or NO_PROCESSORS
+        names = ["suppress_tokens"] if self.banned_token_ids else []
+        names += [name for name in _BANS if getattr(self, name) != getattr(_USUAL, name)]
+        names += [name for name in _BANS_OF_PROCESSORS if name in processors.names]
+        names += [each.field for each in (self.grammar, self.thinking) if each is not None]
+        leave = "leaves" if len(names) == 1 else "leave"
+        return UserError(
+            f"no token could be sampled: behind {num_generated} generated ones "
+            f"{' and '.join(names)} {leave} none; ban less, or lower max_new_tokens",
+            field=names[0] if names else None,
+        )
+
     def _check_contrastive(self) -> None:
         assert self.penalty_alpha is not None
-        _check_float("penalty_alpha", self.penalty_alpha, 0.0, 1.0)
-        _check_int("top_k", self.top_k, 1, 128, " (the candidates of contrastive search)")
-        for name in (*_NOT_WITH_CANDIDATES, *_NOT_IN_SEARCHES):
-            if getattr(self, name) != getattr(_USUAL, name):
-                raise UserError(
-                    f"penalty_alpha is {self.penalty_alpha:g}, and contrastive search has no "
-                    f"{name}: leave one of them out",
-                    field=name,
-                )
+        check_float("penalty_alpha", self.penalty_alpha, 0.0, 1.0)
+        check_int("top_k", self.top_k, 1, 128, " (the candidates of contrastive search)")
+        what = f"penalty_alpha is {self.penalty_alpha:g}, and contrastive search"
+        self._check_search(what, _NOT_WITH_CANDIDATES)
 
     def _check_beams(self) -> None:
-        _check_int("n", self.n, 1, self.num_beams, " (num_beams)")
-        _check_float("length_penalty", self.length_penalty, -10.0, 10.0)
+        check_int("n", self.n, 1, self.num_beams, " (num_beams)")
+        check_float("length_penalty", self.length_penalty, -10.0, 10.0)
         if self.early_stopping not in (False, True, "never"):
             message = 'early_stopping must be true, false or "never"'
-            raise _wrong_type("early_stopping", self.early_stopping, message)
-        for name in (*_NOT_WITH_BEAMS, *_NOT_IN_SEARCHES):
+            raise wrong_type("early_stopping", self.early_stopping, message)
+        self._check_search(f"num_beams is {self.num_beams}, and beam search", _NOT_WITH_BEAMS)
+
+    def _check_search(self, what: str, lacking: tuple[str, ...]) -> None:
+        """Raise UserError naming the first field that the search lacks, as the request calls it."""
+        for name in (*lacking, *_NOT_IN_SEARCHES):
             value = getattr(self, name)
-            if value != getattr(_USUAL, name) and not (name == "logprobs" and value == 0):
-                raise UserError(
-                    f"num_beams is {self.num_beams}, and beam search has no {name}: leave one of "
-                    "them out",
-                    field=name,
-                )
+            if value == getattr(_USUAL, name) or (name == "logprobs" and value == 0):
+                continue
+            said = getattr(value, "field", name)
+            raise UserError(
+                f"{what} has no {said}{_NOTES.get(name, '')}: leave one of them out", field=said
+            )
 
     def counted(self, vocab_size: int) -> SamplingParams:
         """The same with numbers in the place of -1."""
@@ -197,14 +216,14 @@ class SamplingParams:
                 field="bad_words_ids",
             )
         for sequence in self.bad_words_ids:
-            _check_ids("bad_words_ids", sequence, vocab_size)
+            check_ids("bad_words_ids", sequence, vocab_size)
 
     def _check_logit_bias(self, vocab_size: int) -> None:
         try:
-            _check_ids("logit_bias", tuple(token_id for token_id, _ in self.logit_bias), vocab_size)
+            check_ids("logit_bias", tuple(token_id for token_id, _ in self.logit_bias), vocab_size)
         except (TypeError, ValueError):
             message = "logit_bias must be pairs of a token id and a bias"
-            raise _wrong_type("logit_bias", self.logit_bias, message) from None
+            raise wrong_type("logit_bias", self.logit_bias, message) from None
         for token_id, bias in self.logit_bias:
             if not abs(bias) <= _MAX_LOGIT_BIAS:
                 raise UserError(
@@ -215,6 +234,14 @@ class SamplingParams:
 
 
 _USUAL = SamplingParams()
+_BANS = (
+    "allowed_token_ids",
+    "bad_words",
+    "bad_words_ids",
+    "no_repeat_ngram_size",
+    "min_new_tokens",
+)
+_BANS_OF_PROCESSORS = ("begin_suppress_tokens", "encoder_no_repeat_ngram_size")
 _NOT_IN_SEARCHES = (
     "temperature",
     "repetition_penalty",
@@ -227,6 +254,10 @@ _NOT_IN_SEARCHES = (
     "thinking",
     "prompt_logprobs",
 )
+_NOTES = {
+    "temperature": " (for which do_sample asks, too, and top_p and its like)",
+    "watermark_delta": " (for which watermark asks)",
+}
 _NOT_WITH_BEAMS = ("stop", "logprobs")
 _NOT_WITH_CANDIDATES = ("num_beams", "n")
 
@@ -237,7 +268,7 @@ def _check_texts(name: str, texts: tuple[str, ...]) -> None:
             f"{name} has {len(texts)} strings; at most {MAX_STOPS} are allowed", field=name
         )
     if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
-        raise _wrong_type(name, texts, f"{name} must be a tuple of strings")
+        raise wrong_type(name, texts, f"{name} must be a tuple of strings")
     num_chars = sum(map(len, texts))
     if num_chars > MAX_STOP_CHARS:
         raise UserError(
@@ -248,46 +279,3 @@ def _check_texts(name: str, texts: tuple[str, ...]) -> None:
 
 def _whole(count: int | None, vocab_size: int) -> int | None:
     return vocab_size if count == -1 else count
-
-
-def _check_int(name: str, value: int | None, low: int, high: int | None, note: str = "") -> None:
-    if value is None:
-        return
-    if type(value) is not int:
-        raise _wrong_type(name, value, f"{name} must be an int")
-    if value >= low and (high is None or value <= high):
-        return
-    allowed = f"at least {low}" if high is None else f"between {low} and {high}"
-    raise UserError(f"{name} must be {allowed}, got {value}{note}", field=name)
-
-
-def _check_float(
-    name: str, value: float, low: float, high: float, *, open_low: bool = False
-) -> None:
-    if type(value) is not float and type(value) is not int:
-        raise _wrong_type(name, value, f"{name} must be a number")
-    in_range = (value > low if open_low else value >= low) and value <= high
-    if in_range and math.isfinite(value):
-        return
-    allowed = f"above {low:g} and at most {high:g}" if open_low else f"between {low:g} and {high:g}"
-    raise UserError(f"{name} must be {allowed}, got {value:g}", field=name)
-
-
-def _check_ids(name: str, ids: tuple[int, ...], vocab_size: int) -> None:
-    if len(ids) > vocab_size:
-        raise UserError(f"{name} has {len(ids)} token ids; the model has {vocab_size}", field=name)
-    for token_id in ids:
-        if type(token_id) is not int:
-            raise _wrong_type(name, token_id, f"{name} must hold token ids")
-    wrong = [token_id for token_id in ids if not 0 <= token_id < vocab_size]
-    if wrong:
-        more = f" and {len(wrong) - _MAX_NAMED} more" if len(wrong) > _MAX_NAMED else ""
-        raise UserError(
-            f"token_id(s) {wrong[:_MAX_NAMED]}{more} in {name} are out of vocabulary; allowed are "
-            f"0 to {vocab_size - 1}. Vocabulary size: {vocab_size}",
-            field=name,
-        )
-
-
-def _wrong_type(name: str, value: object, message: str) -> UserError:
-    return UserError(f"{message}, got {type(value).__name__} {value!r:.80}", field=name)

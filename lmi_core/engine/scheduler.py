@@ -183,7 +183,7 @@ class Scheduler:
                 self.finish_all(sequence.request.sequences)
         return commit
 
-    def keep_states(self, commit: Commit, states: FloatArray) -> None:
+    def keep_states(self, commit: Commit, states: FloatArray | None) -> None:
         """The hidden states of a committed step's logit rows, for heads that draft."""
         if self._speculation is not None:
             self._speculation.keep_states(commit, states)

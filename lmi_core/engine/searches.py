@@ -88,8 +88,9 @@ def _num_state_blocks(info: RunnerInfo, max_len: int) -> int:
     """How many blocks of the KV cache have the size of a text's hidden states."""
     if not info.num_state_columns:
         raise UserError(
-            "penalty_alpha asks for contrastive search, whose hidden states the lmi engine gives "
-            f"on CPUs alone, and the model runs on {info.kernels or info.device}: leave it out",
+            "penalty_alpha asks for contrastive search, whose hidden states neither Transformers "
+            "gives nor steps that C++ launches on GPUs (LMI_OPS=native), and the model runs on "
+            f"{info.kernels or info.device}: leave it out",
             field="penalty_alpha",
         )
     num_bytes = HiddenStates.num_bytes(max_len, info.num_state_columns)

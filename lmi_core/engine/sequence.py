@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from enum import IntEnum
-from typing import Literal
+from typing import Any, Literal
 
+from lmi_core._native import LogitBiases
 from lmi_core.engine.beam_search import BeamSearch
 from lmi_core.engine.contrastive_search import ContrastiveSearch
 from lmi_core.engine.lora_slots import LoraSlot
@@ -233,6 +234,8 @@ class ActiveRequest:
         "adapter",
         "adapter_slot",
         "arrival_s",
+        "biases",
+        "has_sequence_biases",
         "is_scoring_prompt",
         "needs_observe",
         "num_cached_tokens",
@@ -245,6 +248,7 @@ class ActiveRequest:
         "reported_seed",
         "request",
         "request_id",
+        "row_settings",
         "search",
         "seed",
         "sequences",
@@ -295,6 +299,13 @@ class ActiveRequest:
         """Per prompt token, filled as its chunks are computed."""
         if self.is_scoring_prompt:
             self.prompt_scores = [None] * len(prompt_ids)
+        sequence_bias = () if params.processors is None else params.processors.sequence_bias
+        self.biases: LogitBiases | None = None
+        """What is added to logits, of every choice."""
+        if params.logit_bias or sequence_bias:
+            self.biases = LogitBiases(params.logit_bias, sequence_bias)
+        self.has_sequence_biases = self.biases is not None and self.biases.num_last > 0
+        """Whether logits depend on the last tokens' order, which rows of drafts don't know."""
         self.needs_observe = (
             params.repetition_penalty != 1.0
             or params.presence_penalty != 0.0
@@ -302,8 +313,12 @@ class ActiveRequest:
             or params.min_new_tokens > 0
             or params.watermark_delta != 0.0
             or params.is_search
+            or self.has_sequence_biases
+            or bool(params.processors and params.processors.exponential_decay_length_penalty)
         )
         """Whether sampling depends on the tokens seen."""
+        self.row_settings: dict[str, Any] | None = None
+        """Of its sequences' rows of the sampling table; None before the first admission."""
 
     @property
     def deadline_s(self) -> float | None:

@@ -19,7 +19,7 @@ from lmi_core.engine.model_drafts import ModelDrafts
 from lmi_core.engine.policy import Plan
 from lmi_core.engine.sequence import DraftedBy, Sequence
 from lmi_core.engine.stats import EngineTotals
-from lmi_core.engine.text_drafts import Draft, DraftSource, TextDrafts, num_before_end
+from lmi_core.engine.text_drafts import Draft, DraftSource, TextDrafts
 from lmi_core.runners.runner import DraftingRunner, DraftRunner, HeadRunner, Runner, RunnerInfo
 from lmi_core.settings.speculation_config import SpeculationConfig
 from lmi_core.weights.formats import FloatArray
@@ -149,7 +149,7 @@ class Speculation:
         if plan.chain is not None and self._model is not None:
             self._model.settle(plan.chain, step)
 
-    def keep_states(self, commit: Commit, states: FloatArray) -> None:
+    def keep_states(self, commit: Commit, states: FloatArray | None) -> None:
         """What heads go on from, by logit rows of the step that was committed."""
         if self._heads is not None:
             self._heads.keep(commit.outputs, states)
@@ -164,11 +164,7 @@ class Speculation:
             num_tokens = min(self._max_draft_tokens, num_left)
             if num_tokens > 0:
                 draft = self._source.draft(sequence, num_tokens)
-                # Nothing follows the end of a text.
-                count = num_before_end(draft.token_ids, sequence.end_ids) if draft else 0
-                if draft is not None and count < len(draft.token_ids):
-                    draft = Draft(draft.token_ids[:count], draft.chances[:count], draft.source)
-                offers.append((sequence, draft if count else None))
+                offers.append((sequence, draft if draft and draft.token_ids else None))
         return offers
 
     def _give(
@@ -264,4 +260,5 @@ def _decodes(sequence: Sequence) -> bool:
         and sequence.num_generated > 0
         and not sequence.is_scoring_prompt
         and sequence.request.search is None
+        and not sequence.request.has_sequence_biases
     )

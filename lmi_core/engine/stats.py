@@ -51,6 +51,8 @@ class EngineTotals:
     """From submit to the loop's notice of completion, summed."""
     native_seconds: float = 0.0
     """By the worker's clock, summed."""
+    num_weight_bytes: int = 0
+    """That steps have read of weights; of experts all count."""
 
     @classmethod
     def sum(cls, parts: Iterable[EngineTotals]) -> EngineTotals:

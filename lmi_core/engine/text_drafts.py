@@ -56,11 +56,15 @@ class DraftSource(Protocol):
         ...
 
 
-def num_before_end(token_ids: list[int], end_ids: frozenset[int]) -> int:
-    """How many tokens come before the first one that ends a text."""
-    if end_ids.isdisjoint(token_ids):
-        return len(token_ids)
-    return next(i for i, token_id in enumerate(token_ids) if token_id in end_ids)
+def _guessed(
+    drafter: _native.Drafter, sequence: Sequence, max_tokens: int, behind: list[int] | None = None
+) -> tuple[list[int], list[float]]:
+    """By texts. Nothing follows the end of one."""
+    token_ids, chances = drafter.draft(max_tokens, behind or ())
+    if not sequence.end_ids.isdisjoint(token_ids):
+        end = next(i for i, token_id in enumerate(token_ids) if token_id in sequence.end_ids)
+        del token_ids[end:], chances[end:]
+    return token_ids, chances
 
 
 class ForcedTokens:
@@ -107,7 +111,7 @@ class TextDrafts:
         is_known = drafter.follow(sequence.token_ids)
         if sequence.matcher is not None:
             return self._by_grammar(sequence, sequence.matcher, drafter, max_tokens)
-        return Draft(*drafter.draft(max_tokens)) if is_known else None
+        return Draft(*_guessed(drafter, sequence, max_tokens)) if is_known else None
 
     def _by_grammar(
         self, sequence: Sequence, matcher: Matcher, drafter: _native.Drafter, max_tokens: int
@@ -119,8 +123,7 @@ class TextDrafts:
         forced, chance = self._forced.next(sequence), 1.0
         while True:
             num_left, is_first = max_tokens - len(token_ids), not token_ids
-            text, text_chances = drafter.draft(num_left, token_ids)
-            del text[num_before_end(text, sequence.end_ids) :]
+            text, text_chances = _guessed(drafter, sequence, num_left, token_ids)
             allowed = max(0, matcher.num_allowed(token_ids + text) - len(token_ids)) if text else 0
             if forced and (not allowed or self._forced.chance >= text_chances[0]):
                 found = forced[:num_left]
@@ -140,7 +143,11 @@ class TextDrafts:
 
     def next_chances(self, sequence: Sequence, max_tokens: int) -> list[float]:
         drafter = self._drafter(sequence)
-        return drafter.next_chances(max_tokens) if drafter.follow(sequence.token_ids) else []
+        chances = drafter.next_chances(max_tokens) if drafter.follow(sequence.token_ids) else []
+        if not chances:
+            return []
+        token_ids, _ = _guessed(drafter, sequence, 1 + len(chances))
+        return chances[: max(0, len(token_ids) - 1)]
 
     def end(self, sequence: Sequence) -> None:
         self._drafters.pop(sequence, None)

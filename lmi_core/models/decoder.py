@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from lmi_core import ops
 from lmi_core.models.experts import add_experts
@@ -21,6 +20,7 @@ from lmi_core.models.weights import DecoderWeights, LayerWeights, Linear, Norm
 from lmi_core.ops import Graph, Handle, KvCache, LoraTable
 from lmi_core.ops.attention import attention, rope_cache_write
 from lmi_core.ops.graph import JoinedWeight, SlicedWeight
+from lmi_core.ops.kept_rows import StatesTable
 from lmi_core.settings.engine_config import StatesOf
 
 
@@ -30,7 +30,7 @@ class KeptStates:
     They are the sum of ``linears`` of what ``layers`` read (as many as there are layers: of what is
     behind the last), or, where there are none, the last state, normed."""
 
-    table: npt.NDArray[np.generic]
+    table: StatesTable
     layers: tuple[int, ...]
     linears: tuple[Linear, ...]
 
@@ -41,13 +41,16 @@ def record(
     cache: KvCache,
     max_model_len: int,
     adapters: LoraTable | None = None,
+    kept: KeptStates | None = None,
+    states: StatesOf | None = None,
 ) -> Handle:
     """Record ``model`` for contexts of up to ``max_model_len`` tokens; returns the logits, or the
-    last hidden states of a model that pools.
+    last hidden states of a model that pools, or ``states``, which are an output then.
 
     ``adapters``: for a model that was loaded with ``takes_adapters``."""
-    decoder = Decoder(model.spec, model.weights, cache, max_model_len, adapters, model.slicing)
-    return decoder.record(graph)
+    spec, weights = model.spec, model.weights
+    decoder = Decoder(spec, weights, cache, max_model_len, adapters, model.slicing, kept)
+    return decoder.record(graph) if states is None else decoder.record_with_states(graph, states)
 
 
 class Decoder:

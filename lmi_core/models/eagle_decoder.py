@@ -13,6 +13,7 @@ from lmi_core.models.decoder import Decoder, KeptStates
 from lmi_core.models.eagle_head import EagleHead
 from lmi_core.models.weights import DecoderWeights, LayerWeights, Linear, Norm, WeightBackend
 from lmi_core.ops import Graph, Handle, KvCache
+from lmi_core.ops.kept_rows import StatesTable
 from lmi_core.weights.formats import FloatArray
 
 if TYPE_CHECKING:
@@ -102,11 +103,13 @@ def pack_eagle(head: EagleHead, model: LoadedModel, backend: WeightBackend) -> E
 
 
 def kept_states(
-    head: EagleHead, dtype: Literal["fp32", "bf16"], num_slots: int, backend: WeightBackend
+    head: EagleHead,
+    dtype: Literal["fp32", "bf16"],
+    table: StatesTable,
+    backend: WeightBackend,
 ) -> KeptStates:
-    """What the model of a head keeps for it of the tokens in ``num_slots`` slots. EAGLE-3's are
-    fused by the model's steps, since the head goes on in what that gives."""
-    table = np.zeros((num_slots, head.spec.hidden_size), np.float32 if dtype == "fp32" else "u2")
+    """What the model of a head keeps for it in ``table``, of the act dtype. EAGLE-3's are fused by
+    the model's steps, since the head goes on in what that gives."""
     if not head.reads_layers:
         return KeptStates(table, (), ())
     matrices = np.split(head.read("fc.weight"), len(head.reads_layers), axis=1)
@@ -134,7 +137,7 @@ class EagleDecoder(Decoder):
         self,
         head: EagleHead,
         weights: EagleWeights,
-        states: npt.NDArray[np.generic],
+        states: StatesTable,
         cache: KvCache,
         max_model_len: int,
     ) -> None:

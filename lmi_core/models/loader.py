@@ -167,7 +167,7 @@ def find_model(asked: EngineConfig) -> FoundModel:
     if pooling is not None and pooling.answers is not None:
         shapes[answer_matrix(spec)] = (spec.vocab_size, spec.hidden_size)
     check_max_model_len(asked.max_model_len, spec.max_positions)
-    slicing = WHOLE if asked.device == "cuda" else slicing_of(asked, spec)
+    slicing = slicing_of(asked, spec)
     keeps_orders = made is None and _keeps_orders(asked, spec, slicing)
     found = FoundModel(
         asked=asked,

@@ -6,13 +6,16 @@ and a residual, and an output matrix of its own (Cai et al., 2024, section 2.1).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from lmi_core import ops
 from lmi_core.errors import ModelError
 from lmi_core.models.head_tensors import check_heads, num_weights, read_floats
 from lmi_core.models.spec import DecoderSpec
+from lmi_core.ops import Handle
+from lmi_core.ops.graph import LinearWeight
 from lmi_core.weights.formats import FloatArray
 from lmi_core.weights.hf_config import read_json_object
 from lmi_core.weights.safetensors_file import TensorInfo, read_header
@@ -51,6 +54,22 @@ class MedusaHeads:
 
     def _read(self, name: str) -> FloatArray:
         return read_floats(self.tensors[name])
+
+
+def record_head(
+    x: Handle, heads: MedusaHeads, head: int, pack: Callable[[FloatArray], LinearWeight]
+) -> None:
+    """What one head samples behind the model's normed states ``x``, fp32 [L, hidden]. ``pack``
+    makes weights of its matrices."""
+
+    def plain(x: Handle) -> Handle:
+        return ops.norm(x, None, None, 0.0, kind="none")
+
+    for weight, bias in heads.blocks(head):
+        y = ops.linear(plain(x), pack(weight), bias=bias)
+        y = ops.activation(y, "silu")
+        x = ops.norm(y, None, None, 0.0, kind="none", residual=x)
+    ops.sample(ops.linear(plain(x), pack(heads.output(head))))
 
 
 def has_medusa_heads(directory: Path) -> bool:

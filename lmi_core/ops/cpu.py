@@ -72,9 +72,9 @@ class NativeWeights:
         group_size = packed_group_size(parts, format)
         rounding = row_rounding(parts, self.activations)
         label = f"{format}{group_size or ''}{' gated' if gated else ''} {' '.join(names)}"
-        order = input_order(parts)
+        weight = None
         if self.packed is not None:
-            found = self.packed.find(
+            weight = self.packed.find(
                 label,
                 num_outputs=sum(len(part) for part in parts) // num_experts,
                 num_inputs=parts[0].shape[1],
@@ -84,25 +84,24 @@ class NativeWeights:
                 group_size=group_size,
                 num_experts=num_experts,
             )
-            if found is not None:
-                if order is not None:
-                    found.order_inputs(order)
-                return found
-        weight = _native.LinearWeight.pack(
-            packable(parts, group_size),
-            format=format,
-            rounding=rounding,
-            gated=gated,
-            group_size=group_size,
-            num_experts=num_experts,
-            instruction_set=self.instruction_set,
-            num_threads=self.num_threads,
-        )
-        if not weight.is_finite:
-            raise NotFiniteError(names)
+        is_found = weight is not None
+        if weight is None:
+            weight = _native.LinearWeight.pack(
+                packable(parts, group_size),
+                format=format,
+                rounding=rounding,
+                gated=gated,
+                group_size=group_size,
+                num_experts=num_experts,
+                instruction_set=self.instruction_set,
+                num_threads=self.num_threads,
+            )
+            if not weight.is_finite:
+                raise NotFiniteError(names)
+        order = input_order(parts)
         if order is not None:
             weight.order_inputs(order)
-        if self.packed is not None:
+        if self.packed is not None and not is_found:
             self.packed.add(label, weight)
         return weight
 

@@ -180,6 +180,28 @@ class Graph:
             seen.update(node.operands.values())
         return uses[::-1]
 
+    def narrow_products(self) -> set[Handle]:
+        """Results of products for which the act dtype does, since they are rounded to it anyway
+        after a rotation or an activation: those without a bias that only ``rope_cache_write``
+        reads, or that an activation makes numbers of, not codes."""
+        readers: dict[Handle, list[str]] = {}
+        for node in self.nodes:
+            whole = "latent" not in node.operands
+            for name, handle in node.operands.items():
+                reader = f"{node.op} {name}" if whole else node.op
+                readers.setdefault(handle, []).append(reader)
+        quantized = self.quantized_rows()
+
+        def is_narrow(node: Node) -> bool:
+            if node.op != "linear" or "residual" in node.operands or node.result in quantized:
+                return False
+            if node.attributes["bias"] is not None or node.result is None:
+                return False
+            is_rotated = readers.get(node.result) == ["rope_cache_write qkv"]
+            return is_rotated or node.attributes["activation"] != ""
+
+        return {node.result for node in self.nodes if is_narrow(node) and node.result is not None}
+
     def quantized_rows(self) -> dict[Handle, LinearWeight | JoinedWeight]:
         """The values that nobody reads but products that quantise their rows, all of them alike,
         with a weight of these. Who makes the value may give it quantised."""

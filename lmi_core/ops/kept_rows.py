@@ -1,6 +1,8 @@
-"""Rows that are kept by slot, from step to step, and columns of a smaller vocabulary (CPU)."""
+"""Rows that are kept by slot, from step to step, and columns of a smaller vocabulary."""
 
 from __future__ import annotations
+
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -8,7 +10,14 @@ import numpy.typing as npt
 from lmi_core.ops.graph import Graph, Handle
 
 
-def kept_rows(graph: Graph, table: npt.NDArray[np.generic]) -> Handle:
+class StatesTable(Protocol):
+    """An array [slots, n] on the CPU, fp32, or bf16 as uint16; a device's own elsewhere."""
+
+    @property
+    def shape(self) -> Any: ...
+
+
+def kept_rows(graph: Graph, table: StatesTable) -> Handle:
     """Rows of ``table`` [slots, n] (fp32, or bf16 as uint16) by the slots of the step's tokens ->
     fp32 [T, n]."""
     x = graph.value("kept", "fp32", table.shape[1], "T")
@@ -16,7 +25,7 @@ def kept_rows(graph: Graph, table: npt.NDArray[np.generic]) -> Handle:
     return x
 
 
-def keep_rows(x: Handle, table: npt.NDArray[np.generic]) -> None:
+def keep_rows(x: Handle, table: StatesTable) -> None:
     """Keeps fp32 [T, n] in the rows of their slots, of a ``table`` of the act dtype; [L, n] in
     those of the positions behind theirs. Blocks that the step copies are copied there, too."""
     rows = Handle(x.graph, f"{x.name}_kept", x.graph.act_dtype, x.columns, x.rows)

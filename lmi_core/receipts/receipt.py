@@ -17,7 +17,7 @@ from lmi_core.errors import UserError
 
 _TEXTS = (
     *("stop", "grammar", "stop_token_ids", "logit_bias", "banned_token_ids"),
-    *("allowed_token_ids", "kept_special_tokens"),
+    *("allowed_token_ids", "kept_special_tokens", "processors"),
 )
 """Parameters that can hold what a client wrote."""
 

@@ -92,7 +92,9 @@ def completion_body(receipt: Receipt, model: str) -> dict[str, Any]:
     """The receipt's request for ``/v1/completions``; UserError where that has no words for it."""
     params = receipt.sampling_params()
     if params.banned_token_ids:
-        raise UserError("banned_token_ids can't be asked for over HTTP: replay it without --url")
+        raise UserError("suppress_tokens isn't completions' to ask for: replay it without --url")
+    if params.processors is not None:
+        raise UserError("logits processors aren't completions' to ask for: replay it without --url")
     if params.thinking is not None:
         raise UserError("a thinking budget can't be asked for over HTTP: replay it without --url")
     structured = _structured(params.grammar)

@@ -46,6 +46,8 @@ class RunnerInfo:
     continues_prompts: bool = True
     """Whether outputs go on in the prompt's place; False: an encoder reads it. Then its tokens have
     no log-probabilities, and what was generated can't be computed again as part of it."""
+    first_ids: tuple[int, ...] = ()
+    """What outputs begin with then, which nobody is shown: a start, and a token that is forced."""
     forced_end_ids: tuple[int, ...] = ()
     """Of which one ends a text that is as long as it may be; empty: any token may."""
     num_saturating_tokens: int | None = None
@@ -66,6 +68,8 @@ class RunnerInfo:
     """Of the hidden states that it gives, as a ``StatesRunner``; 0: it gives none."""
     has_adapters: bool = False
     """Whether it is a ``LoraRunner``, with LoRA on."""
+    has_scales_and_cutoffs: bool = True
+    """Whether its sampler has those of the sampling table."""
     pads_batches: bool = False
     """Whether it is a ``PaddedRunner``."""
     num_ranks: int = 1
@@ -78,6 +82,17 @@ class RunnerInfo:
         pooling = self.pooling
         has_enough = pooling is None or (pooling.rows == "last" and pooling.is_causal)
         return self.shares_blocks and has_enough
+
+    def before_outputs(
+        self, prompt_ids: Sequence[int], begin_id: int | None = None
+    ) -> Sequence[int]:
+        """What an output's tokens come behind, for penalties, biases and n-grams. ``begin_id``: a
+        token that a request forces in the place of the model's."""
+        if self.continues_prompts:
+            return prompt_ids
+        if begin_id is None or len(self.first_ids) < 2:
+            return self.first_ids
+        return (*self.first_ids[:-1], begin_id)
 
     def check_capacities(self) -> None:
         """Raise ConfigError for steps without a row for every sequence, and for no cache."""
@@ -131,6 +146,8 @@ class PaddedRunner(Runner, Protocol):
     final_lengths: list[int]
     """Of each row's sequence what it may have in the end, prompt and output; 0: not known. Written
     when it gets the row."""
+    begin_ids: list[int | None]
+    """The same of what its output begins with in the place of what the model forces, if it does."""
 
 
 class PoolingRunner(Runner, Protocol):
@@ -198,16 +215,17 @@ class HeadRunner(DraftRunner, Protocol):
     """Draws drafts from hidden states: heads, whose steps don't follow each other."""
 
     num_heads: int
-    states: FloatArray
-    """fp32 [max_num_seqs, hidden]: token ids of its steps are rows of it."""
+    states: FloatArray | None
+    """fp32 [max_num_seqs, hidden]: token ids of its steps are rows of it. None: it finds them where
+    the model's steps have left them."""
 
 
 class HeadsRunner(Runner, Protocol):
     """Has heads as its ``drafter``, and gives the states that they go on from."""
 
-    def head_rows(self, step: Step) -> FloatArray:
+    def head_rows(self, step: Step) -> FloatArray | None:
         """The last hidden states of a completed step's logit rows, fp32 [L, hidden]; until the next
-        step is submitted."""
+        step is submitted. None: the heads have them."""
         ...
 
 

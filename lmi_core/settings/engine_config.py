@@ -65,17 +65,17 @@ class EngineConfig:
     output and 128 inputs, and rounds activations so on the CPU only; fp8 is as int8, without
     outliers, on torch devices, and rounds no activations on the CPU. bitsandbytes (LLM.int8),
     bitsandbytes-nf4, -fp4 and eetq give those libraries' codes and scales: nf4 and fp4, on the CPU
-    only, and eetq round no activations, LLM.int8 those below 6. smoothquant has int8 weights with a
-    scale per output and rounds rows to int8, whose inputs a calibration smoothed. The output head
-    is int8 in all. An fp8 checkpoint stays fp8, on the CPU where inputs are a multiple of 128. A
-    checkpoint in integers or of bitsandbytes stays as it is; awq, gptq, compressed-tensors and
+    only, round activations as int4, eetq none, LLM.int8 those below 6. smoothquant has int8 weights
+    with a scale per output and rounds rows to int8, whose inputs a calibration smoothed. The output
+    head is int8 in all. An fp8 checkpoint stays fp8, on the CPU where inputs are a multiple of 128.
+    A checkpoint in integers or of bitsandbytes stays as it is; awq, gptq, compressed-tensors and
     bitsandbytes say which it is expected to be."""
     smoothquant_alpha: float = 0.8
     """How much of channels' sizes smoothquant moves to weights: 0, nothing; 1, all of it."""
     calibration_file: Path | None = None
     """The text that smoothquant measures activations on; None: a short one of many kinds."""
     activations: Activations = "auto"
-    """What int8 and int4 weights are multiplied with; auto: rows rounded as above, or to int8 alone
+    """What quantised weights are multiplied with; auto: rows rounded as above, or to int8 alone
     where the checkpoint's scheme says so; int8: always so; bf16, on the CPU only: rows as they are,
     in sums of fp32, which takes two to four times as long."""
     lora: LoraConfig | None = None
@@ -185,19 +185,6 @@ class EngineConfig:
             raise UserError(
                 f"prefix_cache_dir needs device=cpu, not {self.device}: leave it out",
                 field="prefix_cache_dir",
-            )
-        if self.tensor_parallel_degree > 1 and self.device == "cuda":
-            raise UserError(
-                f"tensor_parallel_degree={self.tensor_parallel_degree} needs device=cpu in this "
-                f"version, not {self.device}: write 1",
-                field="tensor_parallel_degree",
-            )
-        drafts_by_model = self.speculation is not None and self.speculation.draft_model is not None
-        if drafts_by_model and self.device != "cpu":
-            raise UserError(
-                f"speculation.draft_model needs device=cpu, not {self.device}: leave it out; texts "
-                "and grammars are drafted from there, too",
-                field="speculation",
             )
         if self.activations == "bf16" and self.device != "cpu":
             raise UserError(

@@ -118,20 +118,16 @@ def job_of(environ: Mapping[str, str]) -> Job | None:
     for known in _KNOWN:
         if all(name in given for name in (known.size, known.rank, known.also) if name):
             size = _number(given, known.size, 1, _MOST)
-            num_machines = (
-                _number(given, known.num_machines, 1, _MOST) if (known.num_machines in given) else 1
-            )
+            num_machines = _number(given, known.num_machines, 1, _MOST, otherwise=1)
             if size == num_machines:  # alone, or a server on each machine
                 return None
             rank = _number(given, known.rank, 0, size - 1)
-            is_spread = num_machines > 1 or (
-                known.num_here in given and _number(given, known.num_here, 1, size) < size
-            )
+            num_here = _number(given, known.num_here, 1, size, otherwise=size)
             return Job(
                 started_by=known.started_by,
                 rank=rank,
                 size=size,
-                is_spread=is_spread,
+                is_spread=num_machines > 1 or num_here < size,
                 name=_name(given, known),
                 said_by=known.size,
             )
@@ -149,7 +145,12 @@ def _name(environ: Mapping[str, str], known: _Variables) -> str:
     return " ".join(found or [f"{known.started_by} {os.getppid()}"])
 
 
-def _number(environ: Mapping[str, str], name: str, low: int, high: int) -> int:
+def _number(
+    environ: Mapping[str, str], name: str, low: int, high: int, otherwise: int | None = None
+) -> int:
+    """``otherwise``: where the variable isn't set."""
+    if otherwise is not None and name not in environ:
+        return otherwise
     text = environ[name].strip()
     if not (text.isascii() and text.isdigit() and len(text) < 10 and low <= int(text) <= high):
         raise UserError(

@@ -48,8 +48,8 @@ class Placement:
 
     @property
     def has_ranks(self) -> bool:
-        """Whether processes of our engine on the CPU share each copy."""
-        return self.device in ("cpu", "torch-cpu") and self.tensor_parallel_degree > 1
+        """Whether processes share each copy of our engine."""
+        return self.tensor_parallel_degree > 1
 
     def environment(self, copy_id: int) -> dict[str, str]:
         """What the process of a copy has in its environment to see its own devices alone."""
@@ -64,6 +64,11 @@ class Placement:
         each = " each" if copies else ""
         memory = f", {megabytes(self.memory_bytes)} of memory" if self.memory_bytes else ""
         cores = f", {_count(self.num_cores, 'core')}{each}" if self.num_cores else ""
+        if self.on == "ray" and self.device == "cuda":
+            shape = self._shape().removesuffix(": ")
+            shape = f" ({shape})" if shape else ""
+            gpus = f"{_count(self.num_devices, 'GPU')}{each}"
+            return f"{copies}{gpus}{shape} of a Ray cluster's nodes{cores}"
         if self.device in DEVICE_NAMES and not self.device_ids:
             return f"{_count(self.num_devices, DEVICE_NAMES[self.device])}, which can't be had"
         if not self.device_ids:

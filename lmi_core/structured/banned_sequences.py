@@ -1,8 +1,9 @@
-"""Text without some sequences of tokens: n-grams that it had before, and words that are banned."""
+"""Text without some sequences of tokens: n-grams that it had before, words that are banned, and
+tokens that are at some places."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -30,12 +31,22 @@ class BannedSequences:
         ngram_size: int,
         sequences: Sequence[Sequence[int]],
         grammar: CompiledGrammar | None,
+        prompt_ngram_size: int = 0,
+        source_ids: Sequence[int] | None = None,
+        banned_at: Mapping[int, npt.NDArray[np.int32]] | None = None,
     ) -> None:
         """``ngram_size``: so many tokens in a row aren't repeated, of the prompt or of what follows
-        it; 0: they may be. ``sequences`` never come to an end, wherever they begin. ``grammar``:
-        what the text must follow as well."""
+        it; ``prompt_ngram_size``: of the prompt alone, or of ``source_ids``, of which it was
+        made; 0: they may be. ``sequences`` never come to an end, wherever they begin.
+        ``banned_at``: what can't be the output's token of such a number. ``grammar``: what the text
+        must follow as well."""
         self._prompt_ids = np.asarray(prompt_ids, np.int32)
         self._ngram_size = ngram_size
+        self._prompt_ngram_size = prompt_ngram_size
+        self._source_ids = self._prompt_ids
+        if source_ids is not None:
+            self._source_ids = np.asarray(source_ids, np.int32)
+        self._banned_at = banned_at or {}
         self._sequences = tuple(np.asarray(sequence, np.int32) for sequence in sequences)
         self._grammar = grammar
 
@@ -52,23 +63,39 @@ class BannedSequences:
             if len(ids) >= len(sequence) - 1
             and np.array_equal(ids[len(ids) - len(sequence) + 1 :], sequence[:-1])
         ]
-        return np.concatenate([self._repeated(ids), *ends])
+        num_output = len(ids) - len(self._prompt_ids)
+        return np.concatenate(
+            [
+                _followers(ids, ids, self._ngram_size),
+                _followers(self._source_ids, ids, self._prompt_ngram_size),
+                self._banned_at.get(num_output, _NO_IDS),
+                *ends,
+            ]
+        )
 
     def banned_after(self, output_ids: Sequence[int]) -> npt.NDArray[np.int32]:
         """The same of the prompt with what follows it."""
         output = np.asarray(output_ids, np.int32)
         return self.banned_behind(np.concatenate([self._prompt_ids, output]))
 
-    def _repeated(self, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-        """What followed the last tokens of ``ids`` where they came before."""
-        num_before = self._ngram_size - 1
-        if num_before < 0 or len(ids) <= num_before:
-            return _NO_IDS
-        last = ids[len(ids) - num_before :]
-        starts = np.arange(len(ids) - num_before)
-        for i, token_id in enumerate(last):
-            starts = starts[ids[starts + i] == token_id]
-        return ids[starts + num_before]
+    def is_over(self, num_output: int) -> bool:
+        """Whether nothing is banned behind so many tokens of output, whatever they are."""
+        has_sequences = self._ngram_size or self._prompt_ngram_size or self._sequences
+        return not has_sequences and all(place < num_output for place in self._banned_at)
+
+
+def _followers(
+    before: npt.NDArray[np.int32], ids: npt.NDArray[np.int32], ngram_size: int
+) -> npt.NDArray[np.int32]:
+    """What comes in ``before`` behind the last tokens of ``ids``; all are an n-gram. 0: nothing."""
+    num_last = ngram_size - 1
+    if num_last < 0 or min(len(ids), len(before)) <= num_last:
+        return _NO_IDS
+    last = ids[len(ids) - num_last :]
+    starts = np.arange(len(before) - num_last)
+    for i, token_id in enumerate(last):
+        starts = starts[before[starts + i] == token_id]
+    return before[starts + num_last]
 
 
 class BannedSequencesMatcher:
@@ -83,7 +110,7 @@ class BannedSequencesMatcher:
         self._bans = bans
         self._ids = prompt_ids
         """The text so far, and room behind it; shared with others until something is added."""
-        self._num_ids = len(prompt_ids)
+        self._num_ids = self._num_prompt = len(prompt_ids)
         self._inner = inner
 
     def fill_mask(self, mask: Mask) -> None:
@@ -127,4 +154,5 @@ class BannedSequencesMatcher:
 
     @property
     def is_spent(self) -> bool:
-        return False
+        has_inner = self._inner is not None and not self._inner.is_spent
+        return not has_inner and self._bans.is_over(self._num_ids - self._num_prompt)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from lmi_core import _native
 from lmi_core.weights.block_matrix import SUM_INPUTS, BlockMatrix
-from lmi_core.weights.float_code_matrix import FloatCodeMatrix
+from lmi_core.weights.float_code_matrix import CODE_VALUES, FloatCodeMatrix
 from lmi_core.weights.float_tensors import NotFiniteError, to_float32
 from lmi_core.weights.formats import BLOCK_FORMATS, FloatArray, RowRounding
 from lmi_core.weights.fp8_matrix import Fp8Matrix
@@ -79,7 +79,7 @@ def unit_rows(matrix: FloatArray) -> FloatArray:
 def packed_group_size(parts: Sequence[Matrix], format: str) -> int:
     """Inputs per scale of ``parts`` packed as one, or of blocks per sum; 0: a scale per output, or
     none."""
-    if format in BLOCK_FORMATS:
+    if format in BLOCK_FORMATS or format in CODE_VALUES:
         return SUM_INPUTS
     if format != "int4":
         return 0

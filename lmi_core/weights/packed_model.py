@@ -35,7 +35,7 @@ class PackedModel:
     """Asked for each matrix while a model is loaded; keeps them until they are written.
 
     ``sources`` are the checkpoint's files as they were before anything was read, ``formats`` says
-    which matrices become what.
+    which matrices become what, ``node`` in which NUMA node they are read.
     """
 
     def __init__(
@@ -46,8 +46,9 @@ class PackedModel:
         formats: str,
         instruction_set: str,
         num_threads: int,
+        node: int = 0,
     ) -> None:
-        self._cache = cache
+        self._cache, self._node = cache, node
         self._sources = sources
         self._num_threads = num_threads
         self._layout = layout_name(sources, formats, instruction_set)
@@ -124,7 +125,7 @@ class PackedModel:
         if not self._cache.may_hold(self._layout):
             return None
         try:
-            return self._cache.find(self._name(self._num_threads))
+            return self._cache.find(self._name(self._num_threads), self._node)
         except OSError as error:
             log.debug("no packed weights are looked for: %s", error)
             return None
@@ -180,10 +181,10 @@ def _slices(config: EngineConfig, rank: int) -> str:
 
 
 def open_packed_model(
-    config: EngineConfig, checkpoint: Checkpoint, num_threads: int, *, rank: int = 0
+    config: EngineConfig, checkpoint: Checkpoint, num_threads: int, *, rank: int = 0, node: int = 0
 ) -> PackedModel | None:
     """The place of a model, or of one of its ranks, in the repack cache; None where there is no
-    cache or no use for one."""
+    cache or no use for one. ``node``: in which this process is."""
     directory = cache_directory(config.repack_cache_dir)
     if directory is None:
         return None
@@ -195,4 +196,5 @@ def open_packed_model(
         formats=_formats(config, checkpoint.quantization) + _slices(config, rank),
         instruction_set=config.instruction_set or _native.default_instruction_set(),
         num_threads=num_threads,
+        node=node,
     )

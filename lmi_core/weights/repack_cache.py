@@ -13,8 +13,8 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from lmi_core import _native
@@ -67,9 +67,13 @@ class RepackCache:
             return any(path.name.startswith(layout) for path in self._files())
         return False
 
-    def find(self, name: str) -> PackedFile | None:
-        """The file of this name, which counts as used now. A damaged one is taken away."""
+    def find(self, name: str, node: int = 0) -> PackedFile | None:
+        """The file of this name, which counts as used now. A damaged one is taken away. Of NUMA
+        nodes but the first each has one of its own, where there is room, so that pages lie in the
+        memory of the processes that map them: that of ``node`` then."""
         path = self.directory / (name + _SUFFIX)
+        if node > 0:
+            path = self._of_node(path, node)
         try:
             packed = PackedFile.open(path)
         except FileNotFoundError:
@@ -81,6 +85,38 @@ class RepackCache:
         with suppress(OSError):  # of a directory that is only read
             os.utime(path)
         return packed
+
+    def _of_node(self, first: Path, node: int) -> Path:
+        """Written from the first node's by a process of this one, whose memory the pages are then;
+        several may come at once. The first one itself where that can't be."""
+        path = first.with_suffix(f".node{node}{_SUFFIX}")
+        try:
+            if path.exists():
+                return path
+            num_bytes = first.stat().st_size
+            num_files = len(list(self.directory.glob(first.stem + ".*" + _SUFFIX))) + 2
+            os.utime(first)  # the last to make room
+            if num_files * num_bytes > self.max_bytes or not self._make_room(num_bytes, path):
+                return first
+            with self._partial(path) as partial:
+                shutil.copyfile(first, partial)
+                with suppress(FileExistsError):  # which others map already
+                    os.link(partial, path)
+            return path
+        except OSError as error:
+            log.debug("NUMA node %d has no packed weights of its own: %s", node, error)
+            return first
+
+    @contextmanager
+    def _partial(self, path: Path) -> Iterator[Path]:
+        """Where what is to become ``path`` is written; nothing is left there."""
+        partial = path.with_suffix(f".{os.getpid()}-{time.monotonic_ns()}.partial")
+        _partial_files.add(partial)
+        try:
+            yield partial
+        finally:
+            partial.unlink(missing_ok=True)
+            _partial_files.discard(partial)
 
     def remove(self, path: Path) -> None:
         with suppress(OSError):
@@ -101,16 +137,11 @@ class RepackCache:
         path = self.directory / (name + _SUFFIX)
         if not self._make_room(num_bytes, path):
             return
-        partial = path.with_suffix(f".{os.getpid()}-{time.monotonic_ns()}.partial")
-        _partial_files.add(partial)
-        try:
+        with self._partial(path) as partial:
             write_packed_file(partial, matrices, should_stop)
             if not should_stop():
                 partial.rename(path)
                 log.info("packed weights are kept in %s (%.0f MiB)", path, num_bytes / 2**20)
-        finally:
-            partial.unlink(missing_ok=True)
-            _partial_files.discard(partial)
 
     def _make_room(self, num_bytes: int, target: Path) -> bool:
         for path in list(self.directory.glob("*.partial")):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
@@ -154,13 +155,13 @@ def _results(store: BatchStore, batch: Record) -> Iterator[bytes]:
             answered.add(found["custom_id"])
             yield _result(found["custom_id"], _outcome(found["response"]))
     path = store.data_path(batch["input_file_id"])
-    lines = Lines(path) if path.is_file() else None
-    while lines is not None and (some := lines.some()):
-        for line_ in some:
-            if line_.custom_id not in answered:
-                yield _result(line_.custom_id, _unanswered(batch))
-    if lines is not None:
-        lines.close()
+    if not path.is_file():
+        return
+    with closing(Lines(path)) as lines:
+        while some := lines.some():
+            for line_ in some:
+                if line_.custom_id not in answered:
+                    yield _result(line_.custom_id, _unanswered(batch))
 
 
 def _lines_in(store: BatchStore, file_id: str | None) -> Iterator[bytes]:

@@ -123,8 +123,10 @@ class BatchRunner:
         await asyncio.to_thread(store.save_batch, batch)
 
     async def _work(self, store: BatchStore, batch: Record) -> None:
-        progress = await asyncio.to_thread(_Progress, store, batch)
+        made = asyncio.create_task(asyncio.to_thread(_Progress, store, batch))
+        progress: _Progress | None = None
         try:
+            progress = await asyncio.shield(made)
             async with asyncio.TaskGroup() as group:
                 while lines := await asyncio.to_thread(progress.lines.some):
                     for line in lines:
@@ -135,7 +137,8 @@ class BatchRunner:
         except BaseExceptionGroup as errors:
             raise _first(errors) from None
         finally:
-            await asyncio.to_thread(progress.close)
+            # A task that is stopped before the thread has opened the files waits to close them.
+            await asyncio.to_thread((progress or await made).close)
         batch.update(status="finalizing", finalizing_at=int(time.time()))
         await asyncio.to_thread(store.save_batch, batch)
 

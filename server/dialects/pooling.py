@@ -68,7 +68,12 @@ class EmptyInputError(UserError):
 
 
 def embedding_requests(
-    request_id: str, inputs: Sequence[Input], params: PoolingParams, adapter: str = ""
+    request_id: str,
+    inputs: Sequence[Input],
+    params: PoolingParams,
+    adapter: str = "",
+    *,
+    max_queue_s: float | None = None,
 ) -> tuple[GenerationRequest, ...]:
     return tuple(
         GenerationRequest(
@@ -76,6 +81,7 @@ def embedding_requests(
             prompt=each if isinstance(each, str) else None,
             prompt_token_ids=None if isinstance(each, str) else tuple(each),
             adapter=adapter,
+            max_queue_s=max_queue_s,
             pooling=params,
         )
         for i, each in enumerate(inputs)
@@ -83,7 +89,12 @@ def embedding_requests(
 
 
 def pair_requests(
-    request_id: str, pairs: Sequence[tuple[str, str]], params: PoolingParams, adapter: str = ""
+    request_id: str,
+    pairs: Sequence[tuple[str, str]],
+    params: PoolingParams,
+    adapter: str = "",
+    *,
+    max_queue_s: float | None = None,
 ) -> tuple[GenerationRequest, ...]:
     """To score pairs of texts, a query and a document each."""
     return tuple(
@@ -91,6 +102,7 @@ def pair_requests(
             request_id=f"{request_id}-{i}",
             prompt=query,
             adapter=adapter,
+            max_queue_s=max_queue_s,
             pooling=replace(params, text_pair=document),
         )
         for i, (query, document) in enumerate(pairs)

@@ -60,7 +60,7 @@ async def respond(
     requests: list[GenerationRequest] = []
     for index, asked in enumerate(parsed.requests):
         await _take_turns(index)
-        asked = owned(request, asked)
+        asked = owned(request, asked.behind_first() if index else asked)
         requests.append(await truncated(backend, asked, parsed.truncate_prompt_tokens))
     meter.submit(backend.info.model, requests, parsed.prompt_field)
     if parsed.renderer.streams:

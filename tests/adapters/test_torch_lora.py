@@ -56,7 +56,8 @@ def test_equal_bits_row_by_row(variant: str, dtype: str) -> None:
         replace(request, adapter=ADAPTERS[i % 3])
         for i, request in enumerate(invariance.make_requests((1, 16, 40, 33, 8), 4))
     ]
-    invariance.assert_equal_bits(config, requests, "by row: linear")
+    conditions = ("many at once", "chunks of 7")  # what adapters don't change is others' test
+    invariance.assert_equal_bits(config, requests, "by row: linear", conditions)
 
 
 def test_captured_steps_are_those_of_the_base_model(capture: Rerun) -> None:  # noqa: F811

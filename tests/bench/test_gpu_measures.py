@@ -55,7 +55,13 @@ def test_idle_is_what_intervals_leave() -> None:
 
 
 def settings(path: Path, **changes: object) -> argparse.Namespace:
-    usual = {"quantize": None, "kv_dtype": "auto", "deterministic": False, "index": 0}
+    usual = {
+        "quantize": None,
+        "kv_dtype": "auto",
+        "deterministic": False,
+        "index": 0,
+        "load": "usual",
+    }
     fields = {"device": "cpu", "tiny": True, "shape": "near-zero", "json": path, **usual, **changes}
     return argparse.Namespace(**fields)
 
@@ -67,6 +73,13 @@ def test_requests_that_come_and_go_are_measured(tmp_path: Path) -> None:
     assert [row["what"] for row in rows] == list(turnover.KINDS)
     assert all(row.get("tokens_per_s", 0) > 0 for row in rows), rows
     assert rows[-1]["num_matching"] == rows[-1]["num_texts"] == turnover.TINY.num_requests
+
+
+def test_wide_requests_are_all_as_long(tmp_path: Path) -> None:
+    changes = {"load": "wide", "quantize": "fp8", "kv_dtype": "fp8_e4m3fn"}
+    (row,) = asyncio.run(turnover.measure(settings(tmp_path / "wide.json", **changes)))
+    assert row["what"] == "greedy"
+    assert row["num_tokens"] == turnover.TINY.num_requests * turnover.TINY.longest_output
 
 
 def test_the_profiler_sees_every_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,6 +167,10 @@ def test_kernels_are_measured_where_they_run() -> None:
     items = kernels.made_row_items(2, 96, 160, "cpu", {})
     items = [item for item in items if "torch" in item.what]
     assert [item.measure()["us"] > 0 for item in items] == [True] * 4
+    items = kernels.sample_items(2, 500, "cpu", {})
+    assert [item.what.split()[2] for item in items[::2]] == ["greedy:", "drawn:", "top-p:"]
+    items = [item for item in items if item.what.endswith("torch")]
+    assert [item.measure()["us"] > 0 for item in items] == [True] * 3
 
 
 def test_the_smoke_calls_every_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,16 +291,16 @@ def test_tests_go_on_behind_one_that_ends_the_process(
     assert late["error"] == "not all tests ran: no time left"
 
 
-def test_every_file_with_gpu_tests_is_in_the_suite(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each once."""
-    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
-    monkeypatch.setenv("PYTEST_PLUGINS", "pytest_timeout")
-    root = Path(__file__).parents[2]
-    command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-m", "gpu"]
-    command += ["tests/ops", "tests/runners", "tests/adapters", "tests/structured"]
-    found = subprocess.run(command, capture_output=True, text=True, cwd=root, timeout=100)
-    files = {line.split("::")[0] for line in found.stdout.splitlines() if "::" in line}
-    assert sorted(files) == sorted(plan.STEP_TESTS + plan.OTHER_TESTS)
+def test_every_file_with_gpu_tests_is_in_the_suite(request: pytest.FixtureRequest) -> None:
+    """Each once, as a session of all tests has collected them."""
+    root, items = Path(__file__).parents[2], request.session.items
+    folders = {root / "tests" / name for name in ("ops", "runners", "adapters", "structured")}
+    is_whole = folders <= {folder for item in items for folder in item.path.parents}
+    if not is_whole or request.config.option.keyword or request.config.option.markexpr:
+        pytest.skip("not all tests were collected")
+    files = {item.path for item in items if item.get_closest_marker("gpu")}
+    named = plan.STEP_TESTS + plan.OTHER_TESTS
+    assert sorted(str(file.relative_to(root)) for file in files) == sorted(named)
 
 
 def test_bytes_and_operations_of_attention() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sys
 import tarfile
@@ -135,13 +136,17 @@ def test_all_stages_fit_into_the_time_and_tell_something(tmp_path: Path, is_dry:
     assert ("near-zero" in named["profile"].command) == is_dry
     assert ("LMI_CUDA_LIBRARY" in named["smoke"].environment) == is_dry
     assert os.access(Path(suite.__file__).parents[1] / "gpu_suite.sh", os.X_OK)
+    page = Path(suite.__file__).with_name("README.md").read_text()
+    rows = re.findall(r"^\| `(.+)` \| (\d+) s \|", page, re.MULTILINE)
+    assert is_dry or rows == [(one.name, f"{one.limit_s:.0f}") for one in planned]
 
 
 def test_every_measuring_stage_has_a_module_that_takes_its_options(tmp_path: Path) -> None:
     """A word that a module doesn't know would end its stage at once."""
     whole = plan.Plan(out_dir=tmp_path)
-    for one in (*whole.stages(), *plan.Plan(out_dir=tmp_path, is_dry=True).stages()):
-        if one.command[1:2] != ("-m",) or one.command[2] == "bench.gpu.tests":
+    dry = plan.Plan(out_dir=tmp_path, is_dry=True)
+    for one in (*whole.stages(), *whole.extra_stages(), *dry.stages(), *dry.extra_stages()):
+        if one.command[1:2] != ("-m",) or one.command[2] in ("bench.gpu.tests", "pytest"):
             continue
         text = Path(*one.command[2].split(".")).with_suffix(".py").read_text()
         known = text + Path("bench/gpu/measure.py").read_text()

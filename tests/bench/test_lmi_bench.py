@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 
 from lmi_core.bench.figures import Figure, Run, figures_of, percentile, table
+from lmi_core.bench.offline import OfflineBench, StepLog
 from lmi_core.bench.page import html
 from lmi_core.bench.rooflines import ModelShape
 from lmi_core.bench.stream import APIS, Answer, RefusedError, _TokenReader, ask
 from lmi_core.bench.workload import WORKLOADS, Sizes, arrivals, make_sessions
 from lmi_core.cli import DEMO_MODEL, main
+from lmi_core.engine.engine import Engine
 from lmi_core.errors import UserError
 from lmi_core.http_url import HttpUrl
 from tests.cli.test_native import lmi, serving
@@ -159,10 +161,12 @@ def test_a_model_is_loaded_without_a_server() -> None:
 def test_two_servers_by_turns_in_every_protocol() -> None:
     with serving("--served-model-name", "tales") as url:
         for protocol in APIS:
-            more = ["--url", url, "--protocol", protocol, "--against", f"{url}/v1"]
+            other = url if protocol == "lmi" else f"{url}/v1"
+            more = ["--url", url, "--protocol", protocol, "--against", other]
             result = lmi("bench", "serve", *LOAD, *more, "--rate", "100")
             assert result.returncode == 0, result.stderr
-            assert f"| {url}/v1 | ratio |" in result.stdout
+            name = f"{url} again" if protocol == "lmi" else f"{url}/v1"
+            assert f"| {name} | ratio |" in result.stdout
             assert "time to first token, median (ms)" in result.stdout
 
 
@@ -188,7 +192,12 @@ def test_what_a_server_refuses_is_said() -> None:
         (["serve", "--url", "http://127.0.0.1:9"], "http://127.0.0.1:9 can't be reached: "),
         (["serve", "m", "--url", "http://127.0.0.1:9"], "no request was answered; "),
         (["dekode"], "did you mean decode?"),
+        ([], "arguments are required: {prefill,decode,serve}"),
         (["decode", "--runs", "0"], "must be at least 1, got 0"),
+        (["prefill", "--lengths", "5,"], "argument --lengths: must be at least 1, got ;"),
+        (["serve", "--rate", "nan"], "argument --rate: must be above 0 and at most 1e+06, got nan"),
+        (["serve", "--json", "/no/such/x.json"], "--json: can't be written: /no/such/x.json"),
+        (["serve", "--html", "/"], "--html: can't be written: /"),
     ],
 )
 def test_errors_are_one_line(
@@ -198,6 +207,17 @@ def test_errors_are_one_line(
     said = capsys.readouterr().err
     assert message in said
     assert said.count("\n") == 1
+
+
+def test_a_batch_that_never_decodes_alone_is_said() -> None:
+
+    async def decode() -> None:
+        async with Engine(DEMO_MODEL) as engine:
+            log = StepLog()  # not the engine's: it never hears of a step
+            await OfflineBench(ModelShape.read(DEMO_MODEL), "", engine, log).decode(3, 1)
+
+    with pytest.raises(UserError, match="no step had a batch of 3 that only decodes"):
+        asyncio.run(decode())
 
 
 def test_rates_are_above_0() -> None:

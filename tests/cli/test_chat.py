@@ -62,6 +62,7 @@ def test_who_asks_a_server_is_no_rank(
         (["--url", "URL", "--max-model-len", "9"], "no flags of a model"),
         (["--max-modell-len", "9"], "did you mean --max-model-len?"),
         (["/no/such/model"], "/no/such/model"),
+        (["--temperature", "-1"], "temperature must be between 0 and 100, got -1"),
     ],
 )
 def test_errors_are_one_line(
@@ -76,6 +77,59 @@ def test_errors_are_one_line(
     said = capsys.readouterr().err
     assert message in said
     assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("body", ["<html>lmi_</html>", "[]", '{"data": [1]}', "5"])
+def test_what_is_no_server_of_models_is_said(
+    body: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Found by the list of models, the stream of an answer, and metrics."""
+    data = f"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\ndata: {body}\n".encode()
+
+    def answer(listener: socket.socket) -> None:
+        for _ in range(3):
+            client, _ = listener.accept()
+            with client:
+                client.recv(65536)
+                client.sendall(data.replace(b"data: ", b"") if _ != 1 else data)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=answer, args=(listener,))
+        thread.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        for arguments, message in (
+            (["chat", "--url", url], f"{url}/v1/models isn't answered as OpenAI's servers do"),
+            (["chat", "--url", url, "m"], f"{url} broke off its answer"),
+            (["top", url, "--once"], "answered 200, and not as this server does"),
+        ):
+            monkeypatch.setattr(sys, "stdin", io.StringIO("hi\n"))
+            assert main(arguments) in (2, 4)
+            said = capsys.readouterr().err
+            assert message in said
+            assert said.count("\n") == 1
+        thread.join()
+
+
+@pytest.mark.parametrize("key", ["a\nb", "k\u20acy"])
+def test_a_key_that_no_header_carries_is_refused(
+    key: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", key)
+    assert main(["top", "http://127.0.0.1:9"]) == 2
+    assert "OPENAI_API_KEY must be printable ASCII" in capsys.readouterr().err
+
+
+def test_without_an_input_there_is_nothing_to_say(url: str) -> None:
+    """As a supervisor may start it, with the descriptor closed."""
+    command = 'exec "$0" -m lmi_core chat --url "$1" <&-'
+    done = subprocess.run(["sh", "-c", command, sys.executable, url], capture_output=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+
+
+def test_a_quoted_message_may_begin_with_a_slash() -> None:
+    result = lmi("chat", "--max-new-tokens", "2", text='"""/quit"""\n/quit\n')
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.strip()
 
 
 def test_a_server_that_breaks_off_is_told_after_what_came() -> None:

@@ -138,12 +138,23 @@ def test_the_image_has_what_its_build_needs() -> None:
 
 @pytest.mark.skipif(shutil.which("cmake") is None, reason="cmake is not installed")
 def test_what_images_and_sdists_have_can_be_configured(tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    source.mkdir()
-    for name in ("CMakeLists.txt", "csrc"):
-        (source / name).symlink_to(ROOT / name)
-    command = ["cmake", "-S", source, "-B", tmp_path / "build", "-DLMI_PYTHON=OFF"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    """setuptools adds what it takes for tests to an sdist by itself; an image has less."""
+    checkout, ignored = tmp_path / "checkout", shutil.ignore_patterns("*.so", "__pycache__")
+    for name in ("csrc", "lmi_core", "server"):
+        shutil.copytree(ROOT / name, checkout / name, ignore=ignored)
+    (checkout / "tests").mkdir()
+    for path in [*ROOT.glob("*.*"), *ROOT.glob("tests/*.py"), ROOT / "LICENSE"]:
+        if path.is_file():
+            shutil.copy(path, checkout / path.relative_to(ROOT))
+    command = [sys.executable, "setup.py", "--quiet", "sdist", "--dist-dir", "dist"]
+    done = subprocess.run(command, cwd=checkout, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    (sdist,) = (checkout / "dist").iterdir()
+    subprocess.run(["tar", "-xzf", sdist, "-C", tmp_path], check=True)
+    source = tmp_path / sdist.name.removesuffix(".tar.gz")
+    assert (source / "server" / "http" / "ui.html").exists()
+    configure = ["cmake", "-S", source, "-B", tmp_path / "build", "-DLMI_PYTHON=OFF"]
+    done = subprocess.run(configure, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
 
 

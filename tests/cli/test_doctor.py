@@ -12,6 +12,8 @@ import pytest
 
 from lmi_core import doctor
 from lmi_core.config.targets.host import Host
+from lmi_core.errors import UserError
+from lmi_core.runners.cpu.sizes import check_instruction_set
 
 
 def test_examine() -> None:
@@ -19,6 +21,15 @@ def test_examine() -> None:
     for topic in ("lmi", "processor", "kernels", "threads", "memory", "GPU", "torch", "vllm"):
         assert findings[topic].text
     assert not any(finding.is_problem for finding in findings.values())
+
+
+def test_where_no_gpu_is_ops_are_said_to_who_chooses_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lmi_core.config.targets.gpus.driver_version", lambda: None)
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
+    monkeypatch.delenv("LMI_OPS", raising=False)
+    assert not [each for each in doctor.examine() if "attention" in each.topic]
+    monkeypatch.setenv("LMI_OPS", "torch")
+    assert [each for each in doctor.examine() if "attention" in each.topic]
 
 
 def test_devices_that_would_be_left_unused_are_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,6 +64,22 @@ def test_a_machine_with_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     monkeypatch.setenv("LMI_OPS", "torch")
     texts = {finding.topic: finding.text for finding in doctor.examine()}
     assert texts["GPU attention"] == "torch: LMI_OPS asks for it"
+
+
+def test_kernels_that_the_build_leaves_out_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `make run` builds, on the machine that it was built on and on a better one."""
+    from lmi_core import _native
+
+    monkeypatch.setattr(_native, "unbuilt_instruction_sets", lambda: ["avx2", "avx512"])
+    for levels, text in (
+        (["scalar", "avx512_vnni"], "avx512_vnni (also built: scalar; left out by make run: "),
+        (["scalar"], "scalar (left out by make run: avx2, avx512; make build adds them)"),
+    ):
+        monkeypatch.setattr(_native, "instruction_sets", lambda levels=levels: levels)
+        (kernels,) = (each for each in doctor.examine() if each.topic == "kernels")
+        assert kernels.text.startswith(text)
+        with pytest.raises(UserError, match=r"avx2, avx512: not built; .*`make build` adds them"):
+            check_instruction_set("avx2", "instruction_set 'avx2'")
 
 
 def test_json(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,9 @@ from tests.cli.test_native import lmi, post, serving
 URL = HttpUrl.parse("http://127.0.0.1:8080")
 
 
-def snapshot(at_s: float, *, tokens: int, fast: int, slow: int) -> Snapshot:
+def snapshot(
+    at_s: float, *, tokens: int, fast: int, slow: int, weight_bytes: int = 10**9
+) -> Snapshot:
     return Snapshot.parse(
         at_s,
         f"""\
@@ -25,6 +27,14 @@ lmi_waiting_requests{{model_name="m"}} 5
 lmi_kv_blocks{{model_name="m",state="used"}} 10
 lmi_kv_blocks{{model_name="m",state="cached"}} 20
 lmi_kv_blocks{{model_name="m",state="free"}} 70
+# TYPE lmi_steps counter
+lmi_steps_total{{model_name="m"}} {tokens}
+# TYPE lmi_read_weight_bytes counter
+lmi_read_weight_bytes_total{{model_name="m"}} {tokens * weight_bytes}
+# TYPE lmi_native_step_seconds histogram
+lmi_native_step_seconds_sum{{model_name="m"}} {tokens * 0.008}
+# TYPE lmi_step_seconds histogram
+lmi_step_seconds_sum{{model_name="m"}} {tokens * 0.01}
 # TYPE lmi_generated_tokens counter
 lmi_generated_tokens_total{{model_name="m"}} {tokens}
 # TYPE lmi_prompt_tokens counter
@@ -50,7 +60,17 @@ def test_rates_and_shares_are_those_of_the_interval() -> None:
     assert (seen.running, seen.waiting) == (2, 5)
     assert seen.rates["generated tokens"] == 100
     assert seen.cached_share == 0.5
-    assert seen.kernel_share is None
+    assert seen.kernel_share == pytest.approx(0.8)
+
+
+def test_of_the_roof_is_what_kernels_read_of_weights() -> None:
+    """A GB in 8 ms is 125 GB/s."""
+    seen = view(BEFORE, AFTER, "m", roof_gb_per_s=500)
+    assert (seen.read_gb_per_s, seen.roof_share) == (pytest.approx(125), pytest.approx(0.25))
+    assert "memory   125.0 GB/s of weights by kernels, 25% of" in screen(URL, AFTER, [seen])
+    assert view(BEFORE, AFTER, "m").roof_share is None
+    small = [snapshot(t, tokens=t, fast=0, slow=0, weight_bytes=10**7) for t in (1, 2)]
+    assert view(small[0], small[1], "m", roof_gb_per_s=500).read_gb_per_s is None
 
 
 def test_latencies_are_of_what_ended_in_the_interval() -> None:
@@ -73,7 +93,7 @@ def test_the_screen() -> None:
     assert f"[{'#' * 3}{'+' * 6}{' ' * 21}] 10 used (#), 20 cached (+) of 100" in text
     assert "50% of prompts from the cache" in text
     assert "rates    0.0 requests/s  1,000 prompt tokens/s  100 generated tokens/s\n" in text
-    assert "           0.0 steps/s  0.0 preemptions/s\n" in text
+    assert "           100 steps/s  0.0 preemptions/s\n" in text
     assert max(map(len, text.splitlines())) < 80
 
 
@@ -103,7 +123,10 @@ def test_a_server_with_keys_is_watched_by_who_has_one() -> None:
     [
         (["http://127.0.0.1:9"], "http://127.0.0.1:9 can't be read: "),
         (["--interval", "0"], "--interval must be 0.05 to 3600, got 0"),
+        (["--roof", "nan"], "--roof must be here, or above 0 and at most 100000 GB/s, got nan"),
         (["ftp://x"], "'ftp://x' is no URL such as"),
+        (["http://[::1"], "'http://[::1' is no URL such as"),
+        ([f"http://{70 * 'a'}.x"], "is no URL such as"),
     ],
 )
 def test_errors_are_one_line(arguments: list[str], message: str) -> None:

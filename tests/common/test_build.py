@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from lmi_core import _native
+
 ROOT = Path(__file__).parents[2]
 OBJECTS = ROOT / "build/native/CMakeFiles/lmi_native.dir/csrc/cpu/isa"
 NM = shutil.which("nm")
@@ -32,6 +34,15 @@ def test_kernels_share_no_symbols_between_instruction_sets() -> None:
         weak = [line for line in output.splitlines() if line.split()[1] in "WVu"]
         shared = [line for line in weak if own_namespace not in line]
         assert shared == [], f"{path.name} shares {shared}"
+
+
+@pytest.mark.skipif(not shutil.which("cmake"), reason="needs cmake")
+def test_make_run_builds_what_this_processor_would_choose(tmp_path: Path) -> None:
+    configure = ["cmake", f"-S{ROOT}", f"-B{tmp_path}", "-DLMI_PYTHON=OFF", "-DLMI_LEVELS=own"]
+    done = subprocess.run(configure, capture_output=True, text=True, check=True)
+    (line,) = (each for each in done.stdout.splitlines() if "Kernels: " in each)
+    best = _native.instruction_sets()[-1]
+    assert line.split(": ")[1].split(";") == list(dict.fromkeys(["scalar", best]))
 
 
 def test_a_wheel_has_every_package() -> None:

@@ -108,9 +108,9 @@ def test_a_wanted_engine_that_is_missing_is_replaced_or_names_the_way_out(
             "option.load_format=dummy: not available in this version: random weights",
         ),
         (
-            "option.tensor_parallel_degree=4",
+            "option.pipeline_parallel_degree=4",
             Host(num_gpus=4),
-            "4 GPUs would share a copy, which the lmi engine can't do in this version",
+            "has no pipelines: write option.tensor_parallel_degree=4 for as many GPUs",
         ),
         (
             "option.tensor_parallel_degree=4",

@@ -25,11 +25,17 @@ def test_states_that_contrastive_search_compares(configured: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "outcome"), [("cpu", Outcome.HONOURED), ("torch-cpu", Outcome.REFUSED)]
+    ("device", "ops", "outcome"),
+    [
+        ("cpu", "native", Outcome.HONOURED),
+        ("torch-cpu", "", Outcome.HONOURED),
+        ("torch-cpu", "native", Outcome.REFUSED),
+    ],
 )
-def test_torch_devices_refuse_contrastive_search(
-    model_dir: Any, explained: Any, device: str, outcome: Outcome
+def test_steps_that_give_no_states_refuse_contrastive_search(
+    model_dir: Any, explained: Any, monkeypatch: Any, device: str, ops: str, outcome: Outcome
 ) -> None:
+    monkeypatch.setenv("LMI_OPS", ops)
     written = f"option.decoding_strategy=contrastive\noption.device={device}\n"
     report = explained(model_dir(written), "--prefer-native")
     row = next(row for row in report.rows[0] if row.key == "option.decoding_strategy")

@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lmi_core.config.problem import Problems
@@ -43,7 +43,6 @@ def resolve(chosen, order):
     return merge(written, problems), problems
 
 
-@settings(deadline=None)
 @given(st.sets(st.sampled_from(SOURCES), min_size=1), st.permutations(SOURCES))
 def test_precedence_does_not_depend_on_order(chosen, order):
     values, problems = resolve(chosen, order)

@@ -96,7 +96,7 @@ def placements(draw):
     return option, [(*sources[place], draw(texts)) for place in sorted(chosen)]
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(placements())
 def test_the_strongest_source_wins(placement):
     option, written = placement

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from lmi_core.copies import machines
 from lmi_core.copies.copies import Copies
 from lmi_core.copies.process import CopyProcess
 from lmi_core.demo import MODEL_DIR
@@ -170,6 +171,15 @@ def test_what_has_no_copies_is_refused_by_name(device: Any, number: int) -> None
 
     with pytest.raises(LmiError, match="num_copies"):
         asyncio.run(main())
+
+
+def test_copies_of_ranks_have_a_core_for_each_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machines, "num_own_cores", lambda degree: 5 // degree)
+    config, machine = replace(CONFIG, tensor_parallel_degree=2), machines.ThisMachine()
+    machine.claim(config, 2)
+    machine.release()
+    with pytest.raises(LmiError, match=r"3 copies .* need 6 cores.* there are 5: at most 2"):
+        machine.claim(config, 3)
 
 
 def test_another_number_of_copies_loses_no_request() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -68,6 +69,35 @@ def test_ranks_are_placed_together(nodes: Any) -> None:
             await text(copies, requests(1)[0])
 
     asyncio.run(main())
+
+
+def test_a_copy_sees_the_gpus_that_are_its_own(nodes: Any) -> None:
+    """Of a node that says to have some."""
+    nodes.add_node(num_cpus=8)
+    nodes.add_node(num_cpus=8, num_gpus=4)
+    nodes.wait_for_nodes()
+    machines = RayMachines(nodes.address)
+    config = replace(CONFIG, device="cuda", tensor_parallel_degree=2, num_threads=None)
+    settings = machines.settings(config, 0, 2, is_first=True)
+    assert settings.config.num_threads == 4
+
+    async def visible(link: Any) -> set[str]:
+        connection = await link.open(lambda _: None, lambda: None)
+        connection.close()
+        told = link._actor.__ray_call__.remote(lambda _: os.environ["CUDA_VISIBLE_DEVICES"])
+        return set((await told).split(","))
+
+    async def main() -> None:
+        links = [machines.link(settings) for _ in range(2)]
+        seen = [await visible(link) for link in links]
+        assert seen[0] | seen[1] == {"0", "1", "2", "3"}
+        assert len(seen[0]) == len(seen[1]) == 2
+        assert "GPU" not in {k for k, v in ray.available_resources().items() if v}
+        for link in links:
+            link.kill()
+        await eventually(lambda: ray.available_resources().get("GPU") == 4.0, 30)
+
+    asyncio.run(asyncio.wait_for(main(), 100))
 
 
 def test_serving_on_a_cluster(nodes: Any) -> None:

@@ -338,7 +338,7 @@ def test_room_that_is_reserved_late_is_given_back(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "ray.util.scheduling_strategies", scheduling)
 
     async def main() -> None:
-        link = RayLink(FakeRay(8.0), 1, 2)
+        link = RayLink(FakeRay(8.0), [{"CPU": 1}] * 2)
         copy = CopyProcess(0, CopySettings(config=CONFIG), print, print, None, link)
         starting = asyncio.create_task(copy.start())
         await asyncio.to_thread(begun.wait, 20)

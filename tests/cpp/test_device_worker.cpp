@@ -87,21 +87,22 @@ const char* error() { return "it broke"; }
 
 constexpr StepFunctions kFunctions = {run, wait, has_wanted, capture_wanted, state, error};
 
+constexpr StepCapacity kCapacity{.max_tokens = 8,
+                                 .max_seqs = 2,
+                                 .max_logit_rows = 8,
+                                 .max_logprobs = 2,
+                                 .max_copies = 1,
+                                 .max_blocks_per_seq = 4,
+                                 .block_size = 16};
+
 // A worker, and three step buffers of two sequences that decode.
 class Fixture {
  public:
-  Fixture() : tables(2, 4), worker(kFunctions, &list) {
+  explicit Fixture(RankGroup* group = nullptr) : tables(2, 4), worker(kFunctions, &list, group) {
     sampling.vocab_size = 32;
     sampling.rows.resize(2);
-    const StepCapacity capacity{.max_tokens = 8,
-                                .max_seqs = 2,
-                                .max_logit_rows = 8,
-                                .max_logprobs = 2,
-                                .max_copies = 1,
-                                .max_blocks_per_seq = 4,
-                                .block_size = 16};
     for (const int32_t row : {0, 1}) tables.append(row, std::array<int32_t, 1>{row});
-    for (auto& step : steps) step = std::make_unique<StepBuffer>(capacity, tables, sampling);
+    for (auto& step : steps) step = std::make_unique<StepBuffer>(kCapacity, tables, sampling);
   }
 
   StepBuffer& fill(size_t number) {
@@ -188,6 +189,23 @@ TEST(device_worker_captures_when_idle) {
   fixture.worker.submit(fixture.fill(2), -1);
   fixture.worker.drain();
   EXPECT_EQ(fixture.steps[2]->view().sampled_ids[0], 200);
+}
+
+TEST(device_worker_launches_nothing_into_a_lost_group) {
+  RankGroup group({.num_ranks = 2, .capacity = kCapacity}, 0, -1);
+  Fixture fixture(&group);
+  std::thread watcher([&group] { group.wait_until_over(); });
+  group.lose("rank 1 is gone");
+  watcher.join();
+  fixture.list.num_wanted = 1;
+  fixture.worker.submit(fixture.fill(0), -1);
+  fixture.worker.drain();
+  EXPECT_EQ(fixture.steps[0]->error, "rank 1 is gone");
+  EXPECT(fixture.steps[0]->is_final);
+  std::this_thread::sleep_for(std::chrono::milliseconds(80));  // it is idle
+  fixture.worker.close();
+  EXPECT_EQ(fixture.list.num_steps, 0);
+  EXPECT_EQ(fixture.list.num_captured, 0);
 }
 
 TEST(device_worker_finishes_what_is_queued) {

@@ -62,7 +62,9 @@ float element(const MatrixLayout& layout, const void* data, uint64_t row, uint64
 bool is_supported(const MatmulDescription& how, const MatrixLayout& a, const MatrixLayout& d) {
   const bool is_int8 = a.type == cublaslt::kInt8;
   if (is_int8 != (how.compute == cublaslt::kCompute32I)) return false;
-  if (d.type != (is_int8 ? cublaslt::kInt32 : cublaslt::kFloat32)) return false;
+  const bool is_narrow = d.type == cublaslt::kBFloat16 && a.type == cublaslt::kBFloat16;
+  if (is_narrow && how.epilogue == cublaslt::kEpilogueBias) return false;
+  if (d.type != (is_int8 ? cublaslt::kInt32 : cublaslt::kFloat32) && !is_narrow) return false;
   if (!is_int8 && a.type != cublaslt::kFloat8E4M3) return true;
   const uint64_t unit = is_int8 ? 4 : 16;
   return how.is_transposed != 0 && a.rows % unit == 0 && a.columns % unit == 0 &&
@@ -95,7 +97,12 @@ void multiply(const MatmulDescription& how, Sum alpha, const void* a, const Matr
       }
       sum *= alpha;
       if (how.epilogue == cublaslt::kEpilogueBias) sum += static_cast<Sum>(how.bias[row]);
-      static_cast<Sum*>(d)[column * static_cast<uint64_t>(result.stride) + row] = sum;
+      const uint64_t at = column * static_cast<uint64_t>(result.stride) + row;
+      if (result.type == cublaslt::kBFloat16) {
+        static_cast<uint16_t*>(d)[at] = float_to_bf16(static_cast<float>(sum));
+      } else {
+        static_cast<Sum*>(d)[at] = sum;
+      }
     }
   }
 }

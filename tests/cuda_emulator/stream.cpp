@@ -1,5 +1,6 @@
 #include "cuda_emulator/stream.h"
 
+#include <atomic>
 #include <deque>
 #include <mutex>
 #include <string>
@@ -20,6 +21,18 @@ struct Stream {
   int32_t status = kOk;
   std::string error;
 };
+
+std::atomic<int64_t> num_graphs{0};
+
+// Counted for as long as it is there.
+std::vector<Work>* make_graph(std::vector<Work> captured) {
+  ++num_graphs;
+  return new std::vector<Work>(std::move(captured));
+}
+void delete_graph(const std::vector<Work>* captured) {
+  --num_graphs;
+  delete captured;
+}
 
 std::mutex running;  // a device runs one piece of work at a time
 
@@ -83,8 +96,10 @@ int32_t end_capture(void* stream, Graph* graph) {
   const std::lock_guard lock(target.mutex);
   if (!target.is_capturing) return fail("a capture: the stream is not being captured");
   target.is_capturing = false;
-  *graph = std::make_shared<const std::vector<Work>>(std::exchange(target.captured, {}));
+  *graph = {make_graph(std::exchange(target.captured, {})), delete_graph};
   return kOk;
 }
 
 }  // namespace lmi::cuda::emulator
+
+int64_t lmi_cuda_emulator_num_graphs() { return lmi::cuda::emulator::num_graphs.load(); }

@@ -28,3 +28,6 @@ int32_t begin_capture(void* stream);
 int32_t end_capture(void* stream, Graph* graph);
 
 }  // namespace lmi::cuda::emulator
+
+// Graphs of this process that aren't destroyed.
+extern "C" __attribute__((visibility("default"))) int64_t lmi_cuda_emulator_num_graphs();

@@ -1,4 +1,4 @@
-"""Draft models for tests: a checkpoint's first layers, and engines that always use one."""
+"""Draft models for tests: a checkpoint's first layers, and settings that draft by one."""
 
 from __future__ import annotations
 
@@ -9,9 +9,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from lmi_core._native import StepCosts
 from lmi_core.settings.speculation_config import SpeculationConfig
 from tests.checkpoints import cached_checkpoint
 
@@ -76,20 +73,3 @@ def drafted_by(model: Path, num_tokens: int = 4) -> SpeculationConfig:
     return SpeculationConfig(
         draft_model=model, max_draft_tokens=num_tokens, min_match=64, max_match=64
     )
-
-
-def draft_whatever_it_costs(monkeypatch: pytest.MonkeyPatch) -> None:
-    def common_depth(
-        self: StepCosts,
-        drafting: StepCosts,
-        chances: list[float],
-        num_rows: int,
-        num_tokens: float,
-        deepest: int,
-        extra_s: float,
-        *,
-        ahead: bool,
-    ) -> int:
-        return deepest if chances else 0
-
-    monkeypatch.setattr(StepCosts, "common_depth", common_depth)

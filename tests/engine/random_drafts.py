@@ -60,6 +60,8 @@ def draft_at_random(
 
 
 def draft_whatever_it_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From texts, grammars and models: what steps take on a busy machine decides nothing."""
+
     def depths(
         self: StepCosts,
         num_rows: int,
@@ -75,4 +77,18 @@ def draft_whatever_it_costs(monkeypatch: pytest.MonkeyPatch) -> None:
             most -= result[-1]
         return result
 
+    def common_depth(
+        self: StepCosts,
+        drafting: StepCosts,
+        chances: list[float],
+        num_rows: int,
+        num_tokens: float,
+        deepest: int,
+        extra_s: float,
+        *,
+        ahead: bool,
+    ) -> int:
+        return deepest if chances else 0
+
     monkeypatch.setattr(StepCosts, "depths", depths)
+    monkeypatch.setattr(StepCosts, "common_depth", common_depth)

@@ -12,14 +12,16 @@ import pytest
 
 from lmi_core import _native
 from lmi_core.engine.engine import Engine
+from lmi_core.engine.logits_processors import LogitsProcessors
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.settings.lora_config import LoraConfig
 from lmi_core.settings.speculation_config import SpeculationConfig
 from lmi_core.structured.grammar import Grammar
-from tests.engine.draft_models import draft_whatever_it_costs, near_copy
+from tests.engine.draft_models import near_copy
 from tests.engine.eagle_heads import write_head as write_eagle
 from tests.engine.harness import run
+from tests.engine.random_drafts import draft_whatever_it_costs
 from tests.engine.test_medusa_heads import write_heads
 from tests.engine.test_model_drafts import TARGET, copy_of_target
 from tests.lora_adapters import cached_adapter
@@ -57,7 +59,7 @@ def special(kind: str, rng: random.Random, num_new: int) -> dict[str, Any]:
         case "choices":
             return {"n": 3, "temperature": 0.9}
         case "beams":
-            return {"num_beams": 2, "temperature": 0.0}
+            return {"num_beams": 2, "temperature": 0.0, "logprobs": None}
         case "grammar":
             return {"grammar": rng.choice(GRAMMARS), "ignore_eos": False, "n": rng.choice([1, 2])}
         case "penalties":
@@ -65,6 +67,25 @@ def special(kind: str, rng: random.Random, num_new: int) -> dict[str, Any]:
         case "bans":
             words = tuple((a, a + 1) for a in range(0, VOCAB_SIZE, 5))
             return {"no_repeat_ngram_size": 2, "bad_words_ids": words}
+        case "processors":
+            biases = tuple(((a, (a * 7) % VOCAB_SIZE), 3.0) for a in range(4, VOCAB_SIZE))
+            return {
+                "processors": LogitsProcessors(
+                    begin_suppress_tokens=tuple(range(0, VOCAB_SIZE, 2)),
+                    forced_eos_token_id=(5,),
+                    encoder_no_repeat_ngram_size=2,
+                    sequence_bias=biases if rng.random() < 0.5 else (),
+                )
+            }
+        case "scales":
+            ends = tuple(range(0, VOCAB_SIZE, 11))
+            processors = LogitsProcessors(
+                exponential_decay_length_penalty=(num_new // 4, 1.05),
+                encoder_repetition_penalty=1.4,
+                epsilon_cutoff=0.002,
+                eta_cutoff=0.004,
+            )
+            return {"processors": processors, "stop_token_ids": ends, "repetition_penalty": 1.1}
         case "scores":
             return {"prompt_logprobs": 1}
         case "least":
@@ -75,7 +96,10 @@ def special(kind: str, rng: random.Random, num_new: int) -> dict[str, Any]:
     return {}
 
 
-SPECIALS = ("", "stops", "choices", "beams", "grammar", "penalties", "bans", "scores", "least")
+SPECIALS = (
+    *("", "stops", "choices", "beams", "grammar", "penalties"),
+    *("bans", "processors", "scales", "scores", "least"),
+)
 
 
 def asked(seed: int, num: int = 22) -> list[Asked]:

@@ -14,9 +14,8 @@ from lmi_core.engine.model_drafts import DraftChain
 from lmi_core.errors import ModelError
 from lmi_core.runners.cpu.memory_needs import estimate
 from tests.checkpoints import SHAPE
-from tests.engine.draft_models import draft_whatever_it_costs
 from tests.engine.eagle_heads import DRAFT_VOCAB, Reference, write_head
-from tests.engine.random_drafts import SPECULATION
+from tests.engine.random_drafts import SPECULATION, draft_whatever_it_costs
 from tests.engine.test_invariance import CONDITIONS, assert_same, outcomes_alone
 from tests.engine.test_model_drafts import PARAMS, both, copy_of_target, find, share
 from tests.tiny_tokenizer import VOCAB_SIZE

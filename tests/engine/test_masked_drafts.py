@@ -10,8 +10,9 @@ import pytest
 from lmi_core.errors import UserError
 from lmi_core.structured import guidance
 from lmi_core.structured.grammar import Grammar
-from tests.engine.draft_models import draft_whatever_it_costs, near_copy
+from tests.engine.draft_models import near_copy
 from tests.engine.eagle_heads import write_head as write_eagle
+from tests.engine.random_drafts import draft_whatever_it_costs
 from tests.engine.test_medusa_heads import write_heads
 from tests.engine.test_model_drafts import PARAMS, TARGET, both, copy_of_target, share
 

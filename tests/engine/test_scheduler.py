@@ -85,7 +85,7 @@ def play(history: History, events: list[tuple]) -> None:  # type: ignore[type-ar
     history.drain()
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 @given(
     events=EVENTS,
     num_blocks=st.integers(3, 40),

@@ -314,7 +314,6 @@ def test_rows_count_drafts_as_generated() -> None:
             seed=1,
             choice=0,
             num_logprobs=0,
-            logit_bias=[],
             banned_ids=[49],
             min_tokens=4,
             min_tokens_banned_ids=[48],

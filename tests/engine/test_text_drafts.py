@@ -59,7 +59,7 @@ def test_what_follows_tokens_that_may_come() -> None:
     text = [1, 2, 3, 4, 5, 9, 1, 2]
     made = drafter(text, history=[[20, 21, 22, 23], [3, 20, 30]])
     assert made.draft(2, [3])[0] == [4, 5]
-    assert made.draft(4, [4, 5, 9])[0] == [1, 2, 4, 5]  # which is the text's end, and repeats
+    assert made.draft(4, [4, 5, 9])[0] == [1, 2, 3, 4]  # which is the text's end, and goes on
     assert made.draft(4, [20, 21])[0] == [22, 23]
     assert made.draft(4, [3, 20])[0] == [30]
     assert made.draft(4, [4, 3])[0] == []
@@ -78,6 +78,17 @@ def test_a_token_that_differs_does_not_lose_the_place() -> None:
     assert made.draft(3)[0] == [106, 107, 108]
     made.extend([98, 97])
     assert made.draft(3)[0] == []
+
+
+def test_nothing_is_to_come_behind_a_texts_end() -> None:
+    text = [1, 2, 3, 4, 5, 6, 1, 2]
+    request = Mock(prefix_seed=b"")
+    for end_ids, count in ((frozenset(), 4), (frozenset({5}), 1), (frozenset({3}), 0)):
+        sequence = Mock(
+            token_ids=text, num_prompt=len(text), end_ids=end_ids, request=request, matcher=None
+        )
+        drafts = TextDrafts(SpeculationConfig())
+        assert len(drafts.next_chances(sequence, 4)) == count
 
 
 def test_chances_follow_what_was_right() -> None:

@@ -81,6 +81,8 @@ def filtered_probabilities(
     top_p: float = 1.0,
     min_p: float = 0.0,
     typical_p: float = 1.0,
+    epsilon_cutoff: float = 0.0,
+    eta_cutoff: float = 0.0,
 ) -> npt.NDArray[np.float64]:
     """The distribution that a row with these settings samples from, by sorting everything."""
     p = np.exp(log_softmax(logits / np.float32(temperature)))
@@ -101,6 +103,13 @@ def filtered_probabilities(
         order = np.lexsort((np.arange(p.size), distance))
         before = np.cumsum(p[order]) - p[order]
         p[order[before >= typical_p]] = 0
+        p /= p.sum()
+    if epsilon_cutoff > 0:
+        p[p < min(epsilon_cutoff, p.max())] = 0
+        p /= p.sum()
+    if eta_cutoff > 0:
+        entropy = -(p * np.log(np.where(p > 0, p, 1))).sum()
+        p[p < min(eta_cutoff, eta_cutoff**0.5 * np.exp(-entropy), p.max())] = 0
         p /= p.sum()
     return p
 
@@ -142,4 +151,10 @@ FILTERS: list[dict[str, Any]] = [
     {"temperature": 0.3, "typical_p": 0.2},
     {"temperature": 1.5, "top_k": 60, "typical_p": 0.7},
     {"temperature": 2.0, "top_p": 0.8, "min_p": 0.01, "typical_p": 0.6},
+    {"temperature": 1.0, "epsilon_cutoff": 0.003},
+    {"temperature": 1.3, "eta_cutoff": 0.02},
+    {"temperature": 3.0, "epsilon_cutoff": 0.9},
+    {"temperature": 1.5, "epsilon_cutoff": 0.001, "eta_cutoff": 0.01},
+    {"temperature": 1.5, "top_k": 60, "epsilon_cutoff": 0.01},
+    {"temperature": 2.0, "typical_p": 0.8, "epsilon_cutoff": 0.002, "eta_cutoff": 0.01},
 ]

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from lmi_core import _native
+from lmi_core.weights.block_matrix import SUM_INPUTS
 from lmi_core.weights.float_code_matrix import CODE_BLOCK, CODE_VALUES, to_float_codes
 
 LEVELS = _native.instruction_sets()
@@ -46,8 +47,11 @@ def random_codes(format: str, num_outputs: int, num_inputs: int, seed: int = 0) 
     return (np.ascontiguousarray(stored), scales), exact.astype(np.float32)
 
 
-def pack(format: Any, *parts: Any, **settings: Any) -> _native.LinearWeight:
-    return _native.LinearWeight.pack([*parts], format=format, **settings)
+def pack(format: Any, *parts: Any, rounding: Any = "none", **settings: Any) -> Any:
+    group_size = SUM_INPUTS if format in CODE_VALUES else 0
+    return _native.LinearWeight.pack(
+        [*parts], format=format, group_size=group_size, rounding=rounding, **settings
+    )
 
 
 def inputs(num_rows: int, num_inputs: int) -> Floats:
@@ -76,13 +80,58 @@ def test_products_are_with_these_weights(format: str, level: str) -> None:
     assert np.abs(found - wanted).max() < 4e-6 * np.abs(wanted).max(), "no row is rounded"
 
 
+def rounded(x: Floats, level: str, rounding: Any) -> npt.NDArray[np.float64]:
+    """What quantised rows stand for."""
+    stored = _native.kernels.quantize_rows(level, x, group_size=SUM_INPUTS, rounding=rounding)
+    num_inputs = x.shape[1]
+    codes = stored[:, :num_inputs].view(np.int8).astype(np.float64)
+    scales = stored[:, num_inputs : num_inputs + 4].copy().view(np.float32)
+    counts = stored[:, num_inputs + 4 : num_inputs + 8].copy().view(np.int32)
+    first = num_inputs + 8 + num_inputs // SUM_INPUTS * 4
+    for row, count in enumerate(counts[:, 0]):
+        entries = stored[row, first : first + 4 * count].copy().view(np.int32)
+        codes[row, entries >> 8] += 256.0 * (entries & 0xFF).astype(np.int8)
+    return codes * scales
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("rounding", ["int8", "outliers"])
+@pytest.mark.parametrize("format", ["nf4", "fp4"])
+def test_products_with_rounded_rows(format: str, rounding: Any, level: str) -> None:
+    part, exact = random_codes(format, 80, 768, 3)
+    x = inputs(15, 768)
+    rows = rounded(x, level, rounding)
+    found = _native.kernels.linear(level, x, pack(format, part, rounding=rounding))
+    # A scale is 2 at most, a weight within 2^-17 of its scale.
+    most = 2**-16 * np.abs(rows).sum(axis=1).max() if format == "nf4" else 0
+    wanted = rows @ exact.T.astype(np.float64)
+    assert np.abs(found - wanted).max() < most + 4e-6 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("format", ["nf4", "fp4"])
+def test_the_largest_sums_of_planes_fit(format: str, level: str) -> None:
+    for code in (0, 3, 11, 15):
+        stored = np.full((16, 96), code << 4 | code, np.uint8)
+        weight = pack(format, (stored, np.ones((16, 3), np.float32)), rounding="int8")
+        x = np.full((13, 192), -5.0, np.float32)
+        found = _native.kernels.linear(level, x, weight)
+        assert np.allclose(found, -960 * values_of(format)[code], rtol=2e-5, atol=1e-4)
+
+
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize("format", FORMATS)
-def test_a_rows_bits_dont_depend_on_the_batch(format: str, dtype: str, level: str) -> None:
+@pytest.mark.parametrize(
+    ("format", "rounding"),
+    [*((each, "none") for each in FORMATS), ("nf4", "outliers"), ("fp4", "int8")],
+)
+def test_a_rows_bits_dont_depend_on_the_batch(
+    format: str, rounding: Any, dtype: str, level: str
+) -> None:
     # Several K blocks, one of which isn't whole, and outputs that fill no group of panels.
-    part, _ = random_codes(format, 83, 1024, 4)
-    weight, x = pack(format, part), inputs(9, 1024)
+    part, _ = random_codes(format, 83, 3264 if rounding != "none" else 1024, 4)
+    weight = pack(format, part, rounding=rounding)
+    x = inputs(15, weight.num_inputs)
     rows = x if dtype == "fp32" else (x.view(np.uint32) >> 16).astype(np.uint16)
     together = _native.kernels.linear(level, rows, weight)
     for first, end in ((0, 1), (1, 3), (3, 9), (8, 9)):
@@ -168,7 +217,7 @@ def test_gate_and_up_go_side_by_side(format: str) -> None:
 )
 def test_what_cant_be_packed_is_refused(part: Any, settings: dict[str, Any], words: str) -> None:
     with pytest.raises(_native.NativeError, match=words):
-        _native.LinearWeight.pack([part], **settings)
+        pack(settings.pop("format"), part, **settings)
 
 
 def llm_int8(x: Floats, codes: npt.NDArray[np.int8], scales: Floats) -> npt.NDArray[np.float64]:

@@ -23,7 +23,7 @@ from tests.kernels.sampling_case import (
 def test_distribution(level: str, settings: dict[str, Any], vocab: int) -> None:
     logits = random_logits(1, vocab, seed=2, spread=2.0)[0]
     p = filtered_probabilities(logits, **settings)
-    ids = draw_many(level, logits, {"seed": 11, **settings}, 4000)
+    ids = draw_many(level, logits, {"seed": 11, **settings}, 4000 if vocab == 300 else 1500)
     assert chi_square(ids, p) < 4
 
 
@@ -71,6 +71,19 @@ def test_typical_sets_are_those_of_transformers(typical_p: float) -> None:
     kept = process.TypicalLogitsWarper(typical_p)(None, torch.from_numpy(logits)).isfinite().numpy()
     for row in range(20):
         p = filtered_probabilities(logits[row], temperature=1.0, typical_p=typical_p)
+        np.testing.assert_array_equal(np.flatnonzero(p), np.flatnonzero(kept[row]))
+
+
+@pytest.mark.parametrize("cutoff", [0.0005, 0.01, 0.9])
+@pytest.mark.parametrize("name", ["epsilon", "eta"])
+def test_cutoffs_are_those_of_transformers(name: str, cutoff: float) -> None:
+    torch = pytest.importorskip("torch", exc_type=ImportError)
+    process = pytest.importorskip("transformers.generation.logits_process", exc_type=ImportError)
+    logits = random_logits(20, 500, seed=7)
+    warper = getattr(process, f"{name.capitalize()}LogitsWarper")(cutoff)
+    kept = warper(None, torch.from_numpy(logits)).isfinite().numpy()
+    for row in range(20):
+        p = filtered_probabilities(logits[row], temperature=1.0, **{f"{name}_cutoff": cutoff})
         np.testing.assert_array_equal(np.flatnonzero(p), np.flatnonzero(kept[row]))
 
 

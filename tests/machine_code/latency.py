@@ -5,8 +5,9 @@ way there, loops of compare-and-swap, and what it reads from the L2 cache over w
 have. Of the main loop, the one that reads most, a lone warp is followed: an instruction is issued
 when the barriers that it names are there, a load's `LATENCY` cycles after it. Bytes under way are
 those of the loads issued while it waits for one of them, times the resident warps; where it never
-waits, the most at any time. The memory is busy only with enough of them. Needs cuobjdump, as
-loops.py does.
+waits, the most at any time. The memory is busy only with enough of them. Of kernels that are bound
+by memory, `predict` says which share of its rate the loop can have; what comes before the loop and
+after it, and blocks that end late, are not in it. Needs cuobjdump, as loops.py does.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ MOST_L2_READS = 3.2
 """Times the operands: what 64 rows of 16 bits and int4 weights take in tiles of 128 outputs."""
 MOST_WAITING = 0.1
 """Of its time, for a warp that needs no more under way: what it does with them takes longer."""
+MOST_SPILLING = 0.01
+"""Of a loop's instructions. What a loop reads of it once a turn of thousands costs nothing."""
 MULTIPROCESSORS = 132
 USUAL_THREADS = 256
 """Of blocks of kernels whose machine code doesn't bound them."""
@@ -45,6 +48,11 @@ USUAL_THREADS = 256
 _MOST_WARPS, _MOST_BLOCKS, _REGISTERS, _SHARED_BYTES = 64, 32, 65536, 228 << 10
 _SCHEDULERS, _REGISTER_UNIT, _BLOCK_SHARED_BYTES = 4, 256, 1 << 10
 _WARP_SIZE = 32
+# A cycle, at 1.7 GHz: bytes of 4.3 TB/s; bytes of the L2 cache, half of what its port takes (an
+# estimate). Cycles of a product of 16 x 8 x 16 by `mma`, at three fifths of the 989 TFLOP/s that
+# only `wgmma` reaches (an estimate); of bytes it has twice the inputs.
+_MEMORY_BYTES, _L2_BYTES, _PRODUCT_CYCLES = 19.2, 32.0, 1.6
+_BUSY_LATENCY = round(LEAST_IN_FLIGHT / _MEMORY_BYTES)
 _LOADS = ("LDG", "LDGSTS", "LD")
 _MACS = {"16816": 16 * 8 * 16, "1688": 16 * 8 * 8, "16832": 16 * 8 * 32}
 _FUNCTION = re.compile(r"^\.nv\.info\.(\w+)")
@@ -68,16 +76,33 @@ LAUNCHES = {
     "linear_few_rows_kernel<*>": Launch(256, 49152, 8, 16, 16),
     "linear_packed_kernel<*,1>": Launch(128, 61440, 8, 4.25, 16),
     "linear_packed_kernel<*,2>": Launch(128, 61440, 16, 4.25, 16),
+    "packed_expert_rows_kernel<*,1>": Launch(128, 61440, 8, 4.25, 16),
+    "packed_expert_rows_kernel<*,2>": Launch(128, 61440, 16, 4.25, 16),
+    "packed_expert_tiles_kernel<*,1>": Launch(128, 86016, 32, 4.25, 16),
+    "packed_expert_tiles_kernel<*,2>": Launch(256, 79872, 64, 4.25, 16),
+    "few_expert_rows_kernel<*>": Launch(256, 49152, 8, 16, 16),
     "packed_tiles_kernel<*,1>": Launch(128, 86016, 32, 4.25, 16),
     "packed_tiles_kernel<*,2>": Launch(256, 79872, 64, 4.25, 16),
     "linear_quantized_kernel<Fp8<true>,1>": Launch(128, 101376, 16, 8.25, 8),
     "linear_quantized_kernel<Fp8<true>,2>": Launch(128, 101376, 32, 8.25, 8),
     "linear_quantized_kernel<Fp8<true>,4>": Launch(128, 101376, 64, 8.25, 8),
+    "quantized_expert_rows_kernel<Fp8<true>,1>": Launch(128, 101376, 16, 8.25, 8),
+    "quantized_expert_rows_kernel<Fp8<true>,2>": Launch(128, 101376, 32, 8.25, 8),
+    "quantized_expert_rows_kernel<Fp8<true>,4>": Launch(128, 101376, 64, 8.25, 8),
+    "quantized_expert_rows_kernel<*,1>": Launch(128, 98304, 16, 8, 8),
+    "quantized_expert_rows_kernel<*,2>": Launch(128, 98304, 32, 8, 8),
+    "quantized_expert_rows_kernel<*,4>": Launch(128, 98304, 64, 8, 8),
     "linear_quantized_kernel<*,1>": Launch(128, 98304, 16, 8, 8),
     "linear_quantized_kernel<*,2>": Launch(128, 98304, 32, 8, 8),
     "linear_quantized_kernel<*,4>": Launch(128, 98304, 64, 8, 8),
     "decode_attention_kernel<*,128,false>": Launch(2048, 104448),
 }
+
+
+class Prediction(NamedTuple):
+    share: float
+    """Of the rate at which the memory is read."""
+    bound: str
 
 
 class Latency(NamedTuple):
@@ -88,6 +113,11 @@ class Latency(NamedTuple):
     """Over the operands' bytes; 0 of what is no product."""
     waiting: float
     """The part of a lone warp's time in which it waits for loads."""
+    spilling: float
+    """The part of a loop's instructions that move what registers have no room for, of the loop with
+    the largest."""
+    prediction: Prediction | None
+    """Of kernels that are bound by memory."""
 
 
 def launch_of(name: str) -> Launch | None:
@@ -140,6 +170,14 @@ def main_loop(kernel: list[Instruction]) -> Loop | None:
     return max(inner, key=lambda loop: sum(map(bytes_read, loop.body)), default=None)
 
 
+def spilling_of(kernel: list[Instruction]) -> float:
+    shares = (
+        sum(line.kind in ("LDL", "STL") for line in loop.body) / len(loop.body)
+        for loop in all_loops(kernel)
+    )
+    return max(shares, default=0.0)
+
+
 def turn_of(loop: Loop) -> Iterator[Instruction]:
     """What a turn issues: jumps that hang on nothing are taken, others within it are not."""
     places = {line.address: at for at, line in enumerate(loop.body)}
@@ -154,10 +192,11 @@ def turn_of(loop: Loop) -> Iterator[Instruction]:
 
 
 class Warp:
-    """A lone one, that goes through a loop."""
+    """A lone one, that goes through a loop; loads take it ``latency``."""
 
-    def __init__(self) -> None:
+    def __init__(self, latency: int) -> None:
         self.now = 0
+        self._latency = latency
         self._pending: dict[int, list[int]] = {}
         self._copies: list[int] = []
         self._loads: list[tuple[int, int]] = []
@@ -182,7 +221,7 @@ class Warp:
             self._wait(ends[:num_done])
             self._pending[int(match[1])] = ends[num_done:]
         num_bytes = bytes_read(line)
-        end = self.now + (LATENCY if num_bytes else OTHER_LATENCY)
+        end = self.now + (self._latency if num_bytes else OTHER_LATENCY)
         if num_bytes:
             self._loads = [load for load in self._loads if load[0] > self.now]
             self._loads.append((end, num_bytes))
@@ -206,8 +245,8 @@ class Warp:
         self.now += waited
 
 
-def follow(turn: Sequence[Instruction], num_turns: int = 8) -> Warp:
-    warp = Warp()
+def follow(turn: Sequence[Instruction], num_turns: int = 8, latency: int = LATENCY) -> Warp:
+    warp = Warp(latency)
     for _ in range(num_turns):
         for line in turn:
             warp.issue(line)
@@ -228,6 +267,33 @@ def l2_reads(turn: Sequence[Instruction], launch: Launch) -> float:
     return sum(map(bytes_read, turn)) / macs * launch.rows / operands
 
 
+def predict(turn: Sequence[Instruction], warps: float, l2: float) -> Prediction:
+    """By what the resident warps' turns take of each thing that they share. ``l2``: as
+    ``l2_reads``, of whose bytes the operands' own come from the memory."""
+    num_bytes = warps * sum(map(bytes_read, turn))
+    num_products = sum(
+        0.5 if "1688" in line.operation else 1 for line in turn if line.kind in PRODUCTS
+    )
+    memory = num_bytes / max(l2, 1.0) / _MEMORY_BYTES
+    idle, busy = (_cycles_of(turn, latency) for latency in (LATENCY, _BUSY_LATENCY))
+    # Loads take the longer the busier the memory is: share * (idle + share * slower) = memory.
+    slower = max(busy - idle, 1e-9)
+    shares = {
+        "the memory": 1.0,
+        "the L2 cache": memory / (num_bytes / _L2_BYTES),
+        "instructions": memory / (warps * len(turn) / _SCHEDULERS),
+        "products": memory / max(warps * num_products * _PRODUCT_CYCLES, 1e-9),
+        "latency": ((idle**2 + 4 * slower * memory) ** 0.5 - idle) / (2 * slower),
+    }
+    bound = min(shares, key=shares.__getitem__)
+    return Prediction(shares[bound], bound)
+
+
+def _cycles_of(turn: Sequence[Instruction], latency: int) -> float:
+    """Of one turn; the first ones find copies that the code before the loop began."""
+    return (follow(turn, 16, latency).now - follow(turn, 8, latency).now) / 8
+
+
 def measure(
     name: str, kernel: list[Instruction], num_threads: int, registers: int, shared_bytes: int
 ) -> Latency:
@@ -236,23 +302,24 @@ def measure(
         registers, shared_bytes + (launch.shared_bytes if launch else 0), num_threads
     )
     atomics = sum(line.kind.startswith("ATOM") and "CAS" in line.operation for line in kernel)
-    loop = main_loop(kernel)
+    loop, spilling = main_loop(kernel), spilling_of(kernel)
     if loop is None:
-        return Latency(blocks, 0, atomics, 0.0, 0.0)
+        return Latency(blocks, 0, atomics, 0.0, 0.0, spilling, None)
     turn = list(turn_of(loop))
     used = min(blocks, launch.blocks / MULTIPROCESSORS) if launch else blocks
     warps = used * -(-num_threads // _WARP_SIZE)
     followed = follow(turn)
     in_flight = int(followed.bytes_under_way * warps)
     l2 = round(l2_reads(turn, launch), 2) if launch else 0.0
-    return Latency(blocks, in_flight, atomics, l2, followed.waiting)
+    prediction = predict(turn, warps, l2) if launch else None
+    return Latency(blocks, in_flight, atomics, l2, followed.waiting, spilling, prediction)
 
 
-def faults_of(name: str, found: Latency, spill_bytes: int) -> list[str]:
+def faults_of(name: str, found: Latency) -> list[str]:
     """Where the kernel is worse than the bars."""
     faults = []
-    if spill_bytes:
-        faults.append(f"{spill_bytes} bytes spilled")
+    if found.spilling > MOST_SPILLING:
+        faults.append(f"{found.spilling:.1%} of a loop is spilling, {MOST_SPILLING:.0%} at most")
     if found.looping_atomics:
         faults.append(f"{found.looping_atomics} atomics that loop")
     is_waiting = found.waiting > MOST_WAITING and launch_of(name) is not None

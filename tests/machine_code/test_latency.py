@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,7 @@ def kernel_of(latency, *lines: tuple[str, int, int]) -> list[object]:
 
 
 LOAD, USE = "LDG.E.128 R8, desc[UR4][R4.64]", "HMMA.16816.F32.BF16 R8, R4, R2, R8"
+ADD = ("IADD3 R6, R6, R2, RZ", NO_BARRIER, 0)
 NEXT = ("@!P0 BRA 0x0", NO_BARRIER, 0)
 ONE_BY_ONE = ((LOAD, 0, 0), (USE, NO_BARRIER, 1), (LOAD, 0, 0), (USE, NO_BARRIER, 1), NEXT)
 AT_ONCE = ((LOAD, 0, 0), (LOAD, 0, 0), (USE, NO_BARRIER, 1), (USE, NO_BARRIER, 0), NEXT)
@@ -70,19 +72,61 @@ def test_atomics_that_loop_are_counted(latency) -> None:
     )
     found = latency.measure("any", kernel, 32, 32, 0)
     assert found.looping_atomics == 1
-    assert latency.faults_of("any", found, 8) == ["8 bytes spilled", "1 atomics that loop"]
+    assert latency.faults_of("any", found) == ["1 atomics that loop"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "warps", "l2", "share", "bound"),
+    [
+        (ONE_BY_ONE, 8, 1.0, 0.215, "latency"),
+        (AT_ONCE, 8, 1.0, 0.375, "latency"),
+        (AT_ONCE, 64, 1.0, 1.0, "the memory"),
+        (AT_ONCE, 64, 3.0, 32 / 19.2 / 3, "the L2 cache"),
+        (
+            ((LOAD, 0, 0), *[(USE, NO_BARRIER, 1)] * 1000, NEXT),
+            64,
+            1.0,
+            512 / 19.2 / 1600,
+            "products",
+        ),
+        (((LOAD, 0, 0), *[ADD] * 1000, NEXT), 64, 1.0, 4 * 512 / 19.2 / 1002, "instructions"),
+    ],
+)
+def test_what_bounds_a_loop(
+    latency, lines: Sequence[tuple[str, int, int]], warps: int, l2: float, share: float, bound: str
+) -> None:
+    turn = list(latency.turn_of(latency.main_loop(kernel_of(latency, *lines))))
+    found = latency.predict(turn, warps, l2)
+    assert found.bound == bound
+    assert found.share == pytest.approx(share, rel=0.01)
+
+
+@pytest.mark.parametrize(("num_products", "is_fault"), [(10, True), (200, False)])
+def test_spills_count_in_loops_by_their_share(latency, num_products: int, is_fault: bool) -> None:
+    spill = ("STL [R1], R4", 7, 0)
+    turn = [(LOAD, 0, 0), ("LDL R4, [R1]", 1, 0), *[(USE, 7, 1)] * num_products]
+    kernel = kernel_of(latency, spill, spill, *turn, ("@!P0 BRA 0x20", 7, 0))
+    found = latency.measure("any", kernel, 32, 32, 0)
+    assert found.spilling == 1 / (num_products + 3)
+    assert bool(latency.faults_of("any", found)) == is_fault
 
 
 def test_bars_hold_for_kernels_bound_by_memory(latency) -> None:
     few = latency.Latency(
-        blocks=2, in_flight=16 << 10, looping_atomics=0, l2_reads=8.5, waiting=0.5
+        blocks=2,
+        in_flight=16 << 10,
+        looping_atomics=0,
+        l2_reads=8.5,
+        waiting=0.5,
+        spilling=0.0,
+        prediction=None,
     )
-    assert latency.faults_of("linear_packed_kernel<bf16,1>", few, 0) == [
+    assert latency.faults_of("linear_packed_kernel<bf16,1>", few) == [
         "16.0 KiB under way, 32 wanted",
         "L2 reads 8.5 times the operands, 3.2 at most",
     ]
     busy = few._replace(waiting=0.0, l2_reads=3.0)
-    assert latency.faults_of("linear_packed_kernel<bf16,1>", busy, 0) == []
+    assert latency.faults_of("linear_packed_kernel<bf16,1>", busy) == []
 
 
 def test_reads_of_l2_are_those_of_all_tiles(latency) -> None:

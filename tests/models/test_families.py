@@ -41,9 +41,13 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 MAX_MODEL_LEN = 128
-NUM_NEW_TOKENS = 64
+NUM_NEW_TOKENS = 32
 BACKENDS = ("reference", "eager", "native")
 Logits = npt.NDArray[Any]
+
+# All tests of a variant come one after the other, in one process, which keeps its texts and logits.
+of_families = pytest.mark.parametrize("variant", FAMILIES, scope="module")
+of_all = pytest.mark.parametrize("variant", [*FAMILIES, *VARIANTS], scope="module")
 
 
 def make_forward(backend: str, variant: str, dtype: str, stored: str) -> Forward:
@@ -97,7 +101,7 @@ def run(forward: Forward, variant: str, max_chunk: int = 48, seed: int = 0) -> L
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("variant", FAMILIES)
+@of_families
 def test_fp32_logits_and_greedy_tokens(variant: str, backend: str) -> None:
     logits = run(make_forward(backend, variant, "fp32", "float32"), variant)
     exact = exact_logits(variant, "float32")
@@ -119,14 +123,14 @@ def test_fp32_logits_and_greedy_tokens(variant: str, backend: str) -> None:
 
 # Nobody is compared with the reference in bf16.
 @pytest.mark.parametrize("backend", BACKENDS[1:])
-@pytest.mark.parametrize("variant", FAMILIES)
+@of_families
 def test_bf16_error_is_close_to_that_of_transformers(variant: str, backend: str) -> None:
     logits = run(make_forward(backend, variant, "bf16", "bfloat16"), variant)
     error = rms(logits - exact_logits(variant, "bfloat16"))
     assert error <= 1.5 * rounding_of_transformers(variant)
 
 
-@pytest.mark.parametrize("variant", [*FAMILIES, *VARIANTS])
+@of_all
 def test_same_bits_in_any_batch(variant: str) -> None:
     for dtype, stored in (("fp32", "float32"), ("bf16", "bfloat16")):
         forward = make_forward("native", variant, dtype, stored)
@@ -135,7 +139,7 @@ def test_same_bits_in_any_batch(variant: str) -> None:
 
 
 @pytest.mark.parametrize("quantize", ["int8", "int4"])
-@pytest.mark.parametrize("variant", [*FAMILIES, *VARIANTS])
+@of_all
 def test_quantised_logits_are_close(variant: str, quantize: Any) -> None:
     path = cached_checkpoint(variant)
     floats = load_model(path, "fp32", quantize=quantize, backend=Dequantised())
@@ -146,7 +150,7 @@ def test_quantised_logits_are_close(variant: str, quantize: Any) -> None:
     assert 0 < rms(error) <= 1.5 * MOST_ERROR * exact.std()
 
 
-@pytest.mark.parametrize("variant", FAMILIES)
+@of_families
 def test_adapters_of_every_linear(variant: str, tmp_path: Path) -> None:
     path = cached_checkpoint(variant)
     tensors = adapter_tensors(path, rank=4, targets=layer_modules(path))

@@ -16,7 +16,7 @@ from tests.models.forward import Forward, NativeForward, TorchForward, all_logit
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-NUM_SEQUENCES = 16
+NUM_SEQUENCES = 8
 NUM_NEW_TOKENS = 64
 MAX_MODEL_LEN = 512
 BACKENDS = ("torch", "native")
@@ -93,7 +93,7 @@ def greedy_rows(variant: str) -> npt.NDArray[np.float64]:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", VARIANTS, scope="module")
 def test_fp32_logits_and_greedy_tokens(variant: str, backend: str) -> None:
     sequences = [list(ids) for ids in greedy_sequences(variant)]
     forward = make_forward(backend, variant, "fp32", "float32", MAX_MODEL_LEN)
@@ -111,7 +111,7 @@ def test_fp32_logits_and_greedy_tokens(variant: str, backend: str) -> None:
 
 
 # Nobody is compared with the reference in bf16.
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", VARIANTS, scope="module")
 def test_bf16_error_is_close_to_that_of_transformers(variant: str) -> None:
     sequences = [list(ids) for ids in greedy_sequences(variant)]
     forward = make_forward("native", variant, "bf16", "bfloat16", MAX_MODEL_LEN)

@@ -12,12 +12,13 @@ import pytest
 import torch
 
 from lmi_core.ops.kernels import library_file
-from lmi_core.ops.kernels.cuda import cublaslt, library
+from lmi_core.ops.kernels.cuda import cublaslt, library, nccl
 
 _BUILT = Path(__file__).parents[2] / "build/native"
 RACES = _BUILT / "liblmi_cuda_races.so"
 EMULATOR = RACES if os.environ.get("LMI_TEST_RACES") else _BUILT / "liblmi_cuda_emulator.so"
 CUBLASLT_EMULATOR = EMULATOR.with_name("liblmi_cublaslt_emulator.so")
+NCCL_EMULATOR = EMULATOR.with_name("liblmi_nccl_emulator.so")
 
 
 def use_cuda_kernels(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,6 +28,7 @@ def use_cuda_kernels(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> N
             pytest.skip("the emulator is not built: make build")
         monkeypatch.setenv(library_file.VARIABLE, str(EMULATOR))
         monkeypatch.setenv(cublaslt.VARIABLE, str(CUBLASLT_EMULATOR))
+        monkeypatch.setenv(nccl.VARIABLE, str(NCCL_EMULATOR))
     elif library_file.find() is None:
         pytest.skip("the CUDA kernels are not built: make cuda-all")
     reason = library.load().unusable_because(device.type)

@@ -100,6 +100,8 @@ class PagedCase:
         soft_cap: float,
         slopes: torch.Tensor | None = None,
         sinks: torch.Tensor | None = None,
+        sees_later: bool = False,
+        relative: torch.Tensor | None = None,
     ) -> Float64Array:
         """In float64, one row and head after the other."""
         arrays, group = self.arrays(), self.num_q_heads // self.num_kv_heads
@@ -111,12 +113,18 @@ class PagedCase:
             for i in range(new):
                 row, end = arrays.first_rows[seq] + i, cached + i + 1
                 start = max(0, end - window) if window else 0
+                if sees_later:
+                    length = cached + new
+                    end = min(length, cached + i + window) if window else length
                 for head in range(self.num_q_heads):
                     scores = k[start:end, head // group] @ queries[row, head] * scale
                     if soft_cap:
                         scores = soft_cap * np.tanh(scores / soft_cap)
                     if slopes is not None:
                         scores -= slopes[head].item() * np.arange(end - start - 1, -1, -1)
+                    if relative is not None:
+                        middle = relative.shape[1] // 2 - cached - i
+                        scores += relative[head, middle + start : middle + end].double().numpy()
                     highest = (
                         scores.max() if sinks is None else max(scores.max(), sinks[head].item())
                     )

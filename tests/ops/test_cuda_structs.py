@@ -34,7 +34,14 @@ from tests.ops.cuda_kernels import use_cuda_kernels  # noqa: E402
 
 CSRC = Path(__file__).parents[2] / "csrc"
 HEADERS = "".join(
-    (CSRC / "cuda" / name).read_text() for name in ("lmi_cuda.h", "lmi_products.h", "step_list.h")
+    (CSRC / "cuda" / name).read_text()
+    for name in (
+        "lmi_cuda.h",
+        "lmi_experts.h",
+        "lmi_products.h",
+        "lmi_ranks.h",
+        "step_list.h",
+    )
 )
 INTERFACE = arguments.parse(HEADERS)
 DTYPE_NAMES = {

@@ -196,3 +196,18 @@ def test_wide_heads_want_a_gpu_with_much_shared_memory(monkeypatch: pytest.Monke
     assert module.not_covered(*given, is_plain=False) == "ALiBi or sinks over a cache of int8"
     assert reason(64, "cuda:0") == reason(256, "cuda:1") == reason(256, "cpu") == ""
     module._has_much_shared_memory.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("cached", "code", "widest"),
+    [("float32", "", "float32"), ("bfloat16", "", "bfloat16"), ("int8", "int8", "bfloat16")],
+)
+def test_tiles_of_wide_heads_have_room_for_what_they_hold(
+    cached: str, code: str, widest: str
+) -> None:
+    """Without codes, queries are converted to the cache's type."""
+    pytest.importorskip("triton")
+    module = importlib.import_module("lmi_core.ops.kernels.triton.wide_attention")
+    cache = SimpleNamespace(tensors=[torch.zeros(1, dtype=getattr(torch, cached))], code=code)
+    q = torch.zeros(1, dtype=torch.bfloat16)
+    assert module.widest_dtype(q, cache) == getattr(torch, widest)

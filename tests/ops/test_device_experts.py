@@ -14,25 +14,23 @@ torch = pytest.importorskip("torch", exc_type=ImportError)
 from lmi_core.ops.device.expert_rows import ExpertTable  # noqa: E402
 from lmi_core.ops.device.torch_weights import DeviceWeights  # noqa: E402
 from lmi_core.ops.kernels import select  # noqa: E402
+from tests.ops.cuda_kernels import use_cuda_kernels  # noqa: E402
 from tests.ops.device_ops import (  # noqa: E402
+    NATIVE,
     TORCH,
     Implementation,
     device,
+    ops,
     random,
     triton_module,
 )
 from tests.ops.test_experts import ROUTINGS, TOP_K  # noqa: E402
 from tests.ops.torch_formulas import routes as exact_routes  # noqa: E402
 
-__all__ = ["device"]  # a fixture
+__all__ = ["device", "ops"]  # fixtures
 NUM_EXPERTS, NUM_INPUTS, NUM_OUTPUTS = 24, 72, 40
 UNBIASED = {"normalizes": False, "scale": 1.0, "threshold": 0.0, "top_k": TOP_K, "bias": None}
 UNBIASED |= {"num_groups": 1, "top_groups": 1, "group_best": 1}
-
-
-@pytest.fixture(params=["torch", "triton"])
-def ops(request: pytest.FixtureRequest, device: torch.device) -> ModuleType:
-    return TORCH if request.param == "torch" else triton_module(device)
 
 
 def known(settings: dict[str, Any], bias: torch.Tensor) -> dict[str, Any]:
@@ -70,16 +68,24 @@ def test_ties_and_what_is_not_finite(
 class Experts:
     """Random ones, and rows of which most choose the same."""
 
-    def __init__(self, device: torch.device, format: str, is_gated: bool) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        format: str,
+        is_gated: bool,
+        *,
+        num_experts: int = NUM_EXPERTS,
+        act: str = "",
+    ) -> None:
         parts = 2 if is_gated else 1
         shape = (NUM_OUTPUTS // parts, NUM_INPUTS)
         matrices = [
             [random(*shape, seed=10 * expert + part).numpy() for part in range(parts)]
-            for expert in range(NUM_EXPERTS)
+            for expert in range(num_experts)
         ]
         packed = DeviceWeights(device).pack_experts(matrices, format=format, gated=is_gated)  # type: ignore[arg-type]
         kernels = select.load(select.select("cpu", "torch"))
-        self.act = torch.bfloat16 if format == "bf16" else torch.float32
+        self.act = torch.bfloat16 if "bf16" in (format, act) else torch.float32
 
         def multiply(expert: int, rows: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
             weight: Any = packed.experts[expert]
@@ -93,8 +99,8 @@ class Experts:
             (weight.matrix if format in ("fp32", "bf16") else weight.unpack()).double().cpu()  # type: ignore[attr-defined]
             for weight in packed.experts
         ]
-        self.bias = random(NUM_EXPERTS, NUM_OUTPUTS, seed=3)
-        logits = random(90, NUM_EXPERTS, seed=4)
+        self.bias = random(num_experts, NUM_OUTPUTS, seed=3)
+        logits = random(90, num_experts, seed=4)
         logits[:70] = logits[0]
         settings: dict[str, Any] = {**UNBIASED, "scoring": "softmax"}
         self.routes = TORCH.route(logits, **settings)
@@ -110,7 +116,7 @@ class Experts:
 
     def run(self, ops: ModuleType, rows: slice, device: torch.device) -> torch.Tensor:
         routes, x = self.routes[rows].to(device), self.x[rows].to(device)
-        grouped = ops.group_rows(routes, NUM_EXPERTS)
+        grouped = ops.group_rows(routes, len(self.matrices))
         sums = torch.ones(len(x), NUM_OUTPUTS, device=device)
         bias = self.bias.to(device)
         given = (routes, grouped, self.table, bias)
@@ -129,11 +135,29 @@ def test_products_and_sums(
     ops: ModuleType, device: torch.device, format: str, tolerance: float, is_gated: bool
 ) -> None:
     """More rows of an expert than a tile has, experts without rows, and few rows."""
-    experts = Experts(device, format, is_gated)
+    act = "bf16" if ops is NATIVE and format != "fp32" else ""
+    experts = Experts(device, format, is_gated, act=act)
     exact = experts.exact()
     for rows in (slice(0, 90), slice(68, 72)):
         y = experts.run(ops, rows, device)
         np.testing.assert_allclose(y, exact[rows], atol=tolerance * 5, rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("format", "tolerance"), [("bf16", 1e-4), ("int8", 0.15), ("fp8", 0.3), ("int4", 1e-3)]
+)
+def test_many_rows_of_every_expert(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch, format: str, tolerance: float
+) -> None:
+    """In the largest tiles; single rows are the same to the bit where their sums are exact or in an
+    order of their own."""
+    use_cuda_kernels(device, monkeypatch)
+    experts = Experts(device, format, True, num_experts=TOP_K, act="bf16")
+    every = experts.run(NATIVE, slice(0, 90), device)
+    np.testing.assert_allclose(every, experts.exact(), atol=tolerance * 5, rtol=1e-3)
+    if format in ("int8", "int4"):
+        for rows in (slice(7, 8), slice(60, 65), slice(70, 90)):
+            assert torch.equal(experts.run(NATIVE, rows, device), every[rows])
 
 
 @pytest.mark.parametrize("format", ["bf16", "int8", "int4"])

@@ -74,6 +74,8 @@ def test_native_linear_of_few_rows(
     x, weight, bias, expected = operands(rows, inputs, outputs, dtype)
     y = linear(x.to(device), weight.to(device), None)
     assert_close(y, expected, "fp32")
+    narrow = linear(x.to(device), weight.to(device), None, out_dtype=torch.bfloat16)
+    assert torch.equal(narrow, y.bfloat16())
     y = linear(x.to(device), weight.to(device), bias.to(device))
     assert_close(y, expected + bias.double(), "fp32")
     for row in range(rows):  # whatever stands beside it
@@ -104,6 +106,10 @@ def test_linear_of_cublaslt(
         assert_close(y, expected, "fp32", sums=sums)
         y = linear_dense(x.to(device), weight.to(device), bias.to(device))
         assert_close(y, expected + bias, "fp32", sums=sums)
+        y = linear_dense(x.to(device), weight.to(device), None, out_dtype=torch.bfloat16)
+        assert_close(y, expected, "bf16", sums=sums)
+    with pytest.raises(RuntimeError, match=r"element type 1; .* without a bias can be had"):
+        linear_dense(x.to(device), weight.to(device), bias.to(device), out_dtype=torch.bfloat16)
 
 
 @pytest.mark.parametrize("offset", [1, 2, 8, 64])
@@ -143,6 +149,7 @@ def dense_product(name: str, x: Tensor, weight: Tensor, y: Tensor, bias: Tensor 
         num_inputs=x.shape[1],
         y_stride=y.shape[1],
         dtype=x.dtype,
+        y_dtype=y.dtype,
     )
 
 
@@ -184,6 +191,9 @@ def test_native_linear_in_tiles(
     y = torch.full((rows, outputs + 3), 7.0, device=device)
     dense_product("linear_tiled", x.to(device), weight.to(device), y, None)
     assert_close(y[:, :outputs], expected, "fp32")
+    narrow = torch.full_like(y, 7.0, dtype=torch.bfloat16)
+    dense_product("linear_tiled", x.to(device), weight.to(device), narrow, None)
+    assert torch.equal(narrow, y.bfloat16())
     dense_product("linear_tiled", x.to(device), weight.to(device), y, bias.to(device))
     assert_close(y[:, :outputs], expected + bias.double(), "fp32")
     assert y[:, outputs:].eq(7.0).all()

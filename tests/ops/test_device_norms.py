@@ -114,6 +114,10 @@ def test_activations(
     run = ops.gated_activation if is_gated else ops.activation
     y = run(x.to(device), activation, out_dtype=DTYPES[dtype])
     assert_close(y, torch_formulas.activated(x.double(), activation, is_gated), dtype)
+    if dtype == "bf16":  # operands of the same numbers
+        rounded = x.bfloat16().to(device)
+        y = run(rounded.float(), activation, out_dtype=torch.bfloat16)
+        assert torch.equal(run(rounded, activation, out_dtype=torch.bfloat16), y)
 
 
 @pytest.mark.parametrize("columns", [3, 1028])

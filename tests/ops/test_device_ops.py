@@ -48,7 +48,7 @@ def test_rms_norm(
     assert_close(value, wide, "fp32")
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("dtype", "is_narrow"), [("fp32", False), ("bf16", False), ("bf16", True)])
 @pytest.mark.parametrize("is_normed", [False, True])
 @pytest.mark.parametrize(
     ("num_q_heads", "num_kv_heads", "head_dim", "rotary"),
@@ -58,6 +58,7 @@ def test_rope_cache_write(
     ops: ModuleType,
     device: torch.device,
     dtype: str,
+    is_narrow: bool,
     is_normed: bool,
     num_q_heads: int,
     num_kv_heads: int,
@@ -69,6 +70,8 @@ def test_rope_cache_write(
     keys, values = case.cache(device, DTYPES[dtype], is_filled=False)
     num_heads = num_q_heads + 2 * num_kv_heads
     qkv = random(case.num_tokens, num_heads * head_dim)
+    if is_narrow:
+        qkv = qkv.bfloat16()
     angles = random(case.max_length, rotary // 2, seed=1)
     cos, sin = angles.cos(), angles.sin()
     q_norm, k_norm = random(head_dim, seed=2), random(head_dim, seed=3)

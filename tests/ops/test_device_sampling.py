@@ -90,7 +90,8 @@ class Sampler:
             self.set(row)
 
     def set(self, row: int, **settings: Any) -> None:
-        self.table.set(row, **{**NEUTRAL, **settings})
+        settings = {**NEUTRAL, **settings}
+        self.table.set(row, biases=_native.LogitBiases(settings.pop("logit_bias")), **settings)
 
     def add(self, table_row: int, sampling_row: int, target_id: int = -1) -> None:
         row = self.step.add([0], table_row % 64, table_row, sampling_row, "last")
@@ -198,6 +199,43 @@ def test_penalties_and_bans() -> None:
     assert chi_square(ids, p) < 4
 
 
+def test_scales_of_the_prompts_and_the_last_tokens() -> None:
+    """Behind penalties, of logits of both signs; a token that both scale is scaled by both."""
+    rng = np.random.default_rng(3)
+    logits = random_logits(24, 60, seed=4)
+    sampler = Sampler(24, 60)
+    wanted = []
+    for row in range(24):
+        prompt, ends = rng.choice(60, 8, replace=False).tolist(), [5, int(rng.integers(60))]
+        ends = sorted(set(ends))
+        reward, factor = float(rng.choice([0.5, 1.0, 3.0])), float(rng.choice([0.8, 1.4]))
+        num_output = int(rng.integers(1, 7))
+        sampler.set(
+            row,
+            repetition_penalty=1.2,
+            banned_ids=[3],
+            prompt_reward=reward,
+            prompt_ids=prompt,
+            length_start=2,
+            length_factor=factor,
+            length_ids=ends,
+        )
+        sampler.table.observe_prompt(row, prompt)
+        sampler.table.observe_many(row, [7] * num_output)
+        sampler.add(row, row)
+        changed = logits[row].astype(np.float64)
+        for token in {*prompt, 7}:
+            changed[token] *= 1 / 1.2 if changed[token] > 0 else 1.2
+        for token in prompt:
+            changed[token] *= reward if changed[token] > 0 else 1 / reward
+        for token in ends if num_output > 2 else ():
+            changed[token] += abs(changed[token]) * (factor ** (num_output - 2) - 1)
+        changed[3] = -np.inf
+        wanted.append(int(changed.argmax()))
+    assert sampler.run(logits).token_ids.tolist() == wanted
+    assert wanted != logits.argmax(-1).tolist()
+
+
 @pytest.mark.parametrize(
     "filters",
     [
@@ -210,6 +248,7 @@ def test_penalties_and_bans() -> None:
         {"typical_p": 0.5},
         {"typical_p": 0.95},
         {"top_k": 30, "top_p": 0.95, "min_p": 0.02, "typical_p": 0.7},
+        {"top_k": 30, "epsilon_cutoff": 0.03, "eta_cutoff": 0.1},
     ],
 )
 def test_filtered_distribution(filters: dict[str, Any]) -> None:

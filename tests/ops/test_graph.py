@@ -7,6 +7,7 @@ import pytest
 
 from lmi_core import _native, ops
 from lmi_core.ops import Graph, Handle
+from lmi_core.ops.attention import rope_cache_write
 from lmi_core.ops.cpu import lower
 
 COLUMNS = 64
@@ -76,6 +77,33 @@ def test_a_residual_is_not_quantized() -> None:
     ops.linear(norm(x), pack("int8"), residual=x)
     ops.linear(x, pack("int8"))
     assert list(graph.quantized_rows()) == [graph.nodes[1].result]
+
+
+def test_products_may_be_narrow_where_only_a_rotation_or_an_activation_reads_them() -> None:
+    graph = Graph("bf16")
+    x = embed(graph)
+    h = norm(x)
+    cache = _native.KvCache(
+        num_layers=1, num_blocks=2, block_size=16, num_kv_heads=1, head_dim=32, dtype="bf16"
+    )
+    angles = np.ones((16, 16), np.float32)
+    bias, weight = np.ones(2 * COLUMNS, np.float32), pack("bf16", 2 * COLUMNS)
+
+    def rotated(qkv: Handle) -> Handle:
+        return rope_cache_write(qkv, cache, 0, num_q_heads=2, cos=angles, sin=angles)
+
+    narrow = ops.linear(h, weight)
+    rotated(narrow)
+    rotated(ops.linear(h, weight, bias=bias))
+    read_twice = ops.linear(h, weight)
+    rotated(read_twice)
+    ops.clip(read_twice, 1.0)
+    gated = ops.linear(h, weight, activation="silu")
+    ops.linear(gated, pack("bf16"), residual=x)
+    coded = ops.linear(h, weight, activation="silu")
+    ops.linear(coded, pack("int8"), residual=x)
+    ops.sample(ops.linear(h, weight))
+    assert graph.narrow_products() == {narrow, gated}
 
 
 def test_the_cpu_quantizes_in_the_norm_once_for_all_products() -> None:

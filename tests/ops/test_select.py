@@ -89,13 +89,12 @@ def test_who_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     use_cuda_kernels(torch_device("cpu"), monkeypatch)
     assert select.describe_launch(select.select("cpu", "")).startswith("from Python (")
     chosen = select.select("cpu", "native")
-    experts = "route (torch), group_rows (torch), grouped_linear (torch)"
-    assert select.describe_launch(chosen) == f"from Python for models with {experts}, else from C++"
+    assert select.describe_launch(chosen).startswith("from C++ where every node of a model has")
     assert "launch" not in select.launched_from_python(chosen)
     assert select.load(chosen).attention.__module__ == "lmi_core.ops.kernels.cuda.attention"
     assert "launch" not in select.select("cpu", "native,launch:torch")
     text = select.describe_launch(select.select("cpu", "native,attention:torch"))
-    assert text == f"from Python for models with {experts}, attention (torch), else from C++"
+    assert text == "from Python for models with attention (torch), else from C++"
     with pytest.raises(UserError, match="launch is by native or torch"):
         select.select("cpu", "launch:triton")
     # What the device can't run isn't launched there either.
@@ -199,17 +198,6 @@ def test_load() -> None:
     assert kernels.chosen["sample"] == "torch"
 
 
-def test_models_whose_tokens_see_later_ones_take_the_attention_that_has_it(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    torch_only = select.select("cpu", "")
-    assert select.with_torch_attention(torch_only, "later tokens") == torch_only
-    assert not caplog.records
-    with_triton = {**torch_only, "attention": "triton", "rms_norm": "triton"}
-    assert select.with_torch_attention(with_triton, "later tokens") == {
-        **with_triton,
-        "attention": "torch",
-    }
-    assert "attention runs in torch: triton has no kernel for later tokens" in caplog.text
-    invariant = {**torch_only, "attention": "invariant"}
-    assert set(select.with_torch_attention(invariant, "later tokens").values()) == {"by row"}
+def test_what_no_invariant_kernel_has_runs_row_by_row(caplog: pytest.LogCaptureFixture) -> None:
+    assert set(select.by_row("latent attention").values()) == {"by row"}
+    assert "no invariant kernel has latent attention" in caplog.text

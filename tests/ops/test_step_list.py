@@ -21,6 +21,7 @@ from lmi_core.ops.device.step_lowering import StepLowering  # noqa: E402
 from lmi_core.ops.device.torch_weights import DeviceWeight  # noqa: E402
 from lmi_core.ops.graph import Graph, Handle  # noqa: E402
 from lmi_core.ops.kernels import select  # noqa: E402
+from lmi_core.ops.kernels.cuda.nccl import NcclRanks, make_id  # noqa: E402
 from tests.ops.cuda_kernels import CUBLASLT_EMULATOR, use_cuda_kernels  # noqa: E402
 from tests.ops.device_ops import packed_weight  # noqa: E402
 
@@ -109,6 +110,46 @@ def test_a_step_and_the_same_step_padded_and_captured() -> None:
     assert (state.num_captured, state.num_replayed, state.capture_error) == (1, 1, "")
     worker.close()
     steps.close()
+
+
+def test_a_rank_that_does_not_sample_has_no_results() -> None:
+    """The others' ids come to it; all else of its results is whatever the memory held."""
+    ranks = NcclRanks(make_id(), 0, 1, CPU)
+    steps = StepList(SIZES, CPU)
+    struct = steps.library.interface.kernels["share_tokens"]
+    steps.add("share_tokens", "L", struct(ranks=ranks.address))
+    steps.start()
+    assert steps._memory is not None
+    steps._memory.fill_(0x7F)
+    worker = _native.DeviceWorker(str(steps.library.path), steps.address)
+    step = native_step()
+    step.add([3], 0, 0, 0, "last")
+    worker.run(step)
+    assert step.view("sampled_ids").tolist() == [-1]
+    worker.close()
+    steps.close()
+    ranks.close()
+
+
+def test_the_end_of_ranks_waits_for_graphs_and_nobody_for_it() -> None:
+    ranks, steps = NcclRanks(make_id(), 0, 1, CPU), recorded()
+    steps.list.capture(1, 0)
+    ending = ranks.abort()
+    ending.join(0.05)
+    assert ending.is_alive()
+    late = StepList(SIZES, CPU)
+    late.add("share_tokens", "L", late.library.interface.kernels["share_tokens"](ranks.address))
+    late.start()
+    worker = _native.DeviceWorker(str(late.library.path), late.address)
+    step = native_step()
+    step.add([3], 0, 0, 0, "last")
+    with pytest.raises(RuntimeError, match="token ids: another rank is lost"):
+        worker.run(step)
+    worker.close()
+    late.close()
+    steps.close()
+    ranks.close()
+    assert not ending.is_alive()
 
 
 def test_a_step_that_is_too_large_fails() -> None:

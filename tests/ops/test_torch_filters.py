@@ -16,6 +16,7 @@ from lmi_core.ops.kernels.torch_ops.sampling import kept_masses  # noqa: E402
 from lmi_core.runners.device.widest_step import widest_sampling  # noqa: E402
 
 NEUTRAL = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0}
+NEUTRAL |= {"epsilon_cutoff": 0.0, "eta_cutoff": 0.0}
 
 
 @pytest.mark.parametrize("vocab", [1, 2, 31, 300, 5003])

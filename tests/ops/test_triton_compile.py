@@ -88,7 +88,11 @@ FEW_ROWS = {"BLOCK_ROWS": 16, "BLOCK_PANELS": 2}
 RESULTS: dict[str, Any] = {"ELEMENT": "bf16", "CODES": ""}
 GATED = {**RESULTS, "IS_GATED": True}
 CODED_ROW = {**GATED, "ACTIVATION": "silu", "BLOCK": 16384}
-PARTITION = {"BLOCK_GROUP": 4, "QUERY_TILE": 16, "PARTITION_KEYS": 256}
+CAUSAL = {"SEES_LATER": False, "HAS_RELATIVE": False}
+BOTH_WAYS = {"SEES_LATER": True, "HAS_RELATIVE": True}
+PREFILL = {"BLOCK_GROUP": 4, "QUERY_TILE": 32, **CAUSAL}
+PARTITION = {"BLOCK_GROUP": 4, "QUERY_TILE": 16, "PARTITION_KEYS": 256, **CAUSAL}
+DECODE = {"BLOCK_GROUP": 16, "BLOCK_KEYS": 64}
 LINEAR = {
     "HAS_BIAS": True,
     "BLOCK_ROWS": 64,
@@ -115,6 +119,7 @@ WIDE = {
 }
 WIDE_DECODE = {"IS_DECODE": True, "IS_SPLIT": True, "BLOCK_GROUP": 16}
 NORM = {"HAS_ADDEND": True, "HAS_WEIGHT": True, "HAS_BIAS": True, **RESULTS, "BLOCK": 4096}
+RMS_NORM = {**NORM, "KIND": "rms", "HAS_BIAS": False}
 PLAIN_ROW = {**RESULTS, "IS_GATED": False, "BLOCK": 1024}
 SCORINGS = ("softmax", "sigmoid", "sparsemixer")
 ROUTE = {
@@ -128,21 +133,35 @@ ROUTE = {
     "NORMALIZES": True,
     "BLOCK": 256,
 }
+PLAIN_KERNELS = {
+    ("norm", "_norm_kernel"),
+    ("activation", "_activation_kernel"),
+    ("activation", "_bounding_kernel"),
+    ("rope", "_rope_cache_write_kernel"),
+    ("row_codes", "_quantize_rows_kernel"),
+    ("linear_unpacked", "_unpack_kernel"),
+    ("experts", "_group_kernel"),
+    ("experts", "_combine_kernel"),
+    ("routing", "_route_kernel"),
+}
+"""Without products, which is what differs between architectures."""
+OLD_CODES = {"row_codes": ("fp8",), "rope": ("e4m3",), "attention": ("", "e4m3")}
+"""That older architectures convert by more instructions: a kernel each way of using them."""
 OPTIONS = {"wide_attention": {"num_warps": 8, "num_stages": 2}}
 """That kernels are launched with."""
 SHARED_BYTES = {80: 163 << 10, 90: 227 << 10}
 """That a block can have."""
 KERNELS: list[tuple[str, str, dict[str, Any]]] = [
-    ("norm", "_rms_norm_kernel", {"HAS_ADDEND": True, **RESULTS, "BLOCK": 4096}),
-    ("norm", "_rms_norm_kernel", {"HAS_ADDEND": False, **RESULTS, "BLOCK": 4096}),
-    ("norm", "_rms_norm_kernel", {"HAS_ADDEND": True, **RESULTS, "CODES": "int8", "BLOCK": 4096}),
-    ("norm", "_rms_norm_kernel", {"HAS_ADDEND": True, **RESULTS, "CODES": "fp8", "BLOCK": 4096}),
+    ("norm", "_norm_kernel", RMS_NORM),
+    ("norm", "_norm_kernel", {**RMS_NORM, "HAS_ADDEND": False}),
+    ("norm", "_norm_kernel", {**RMS_NORM, "CODES": "int8"}),
+    ("norm", "_norm_kernel", {**RMS_NORM, "CODES": "fp8"}),
     *(
         ("activation", "_activation_kernel", {**GATED, "ACTIVATION": name, "BLOCK": 1024})
         for name in ("silu", "gelu_tanh", "gelu", "relu", "relu2", "clamped_swiglu")
     ),
-    ("activation", "_activation_kernel", {**CODED_ROW, "CODES": "int8"}),
-    ("activation", "_activation_kernel", {**CODED_ROW, "CODES": "outliers"}),
+    ("activation", "_activation_kernel", {**CODED_ROW, "BLOCK": 4096, "CODES": "int8"}),
+    ("activation", "_activation_kernel", {**CODED_ROW, "BLOCK": 4096, "CODES": "outliers"}),
     ("activation", "_activation_kernel", {**CODED_ROW, "CODES": "fp8"}),
     ("rope", "_rope_cache_write_kernel", {"HAS_Q_NORM": True, "HAS_K_NORM": True, **ROPE}),
     ("rope", "_rope_cache_write_kernel", {"HAS_Q_NORM": False, "HAS_K_NORM": False, **ROPE}),
@@ -154,34 +173,34 @@ KERNELS: list[tuple[str, str, dict[str, Any]]] = [
         )
         for code in ("int8", "e4m3", "e5m2")
     ),
-    ("attention", "_decode_kernel", {"BLOCK_GROUP": 16, **HEAD, **TILE, **SINKS}),
-    ("attention", "_decode_kernel", {"BLOCK_GROUP": 16, **HEAD, **INT8, **SINKS}),
-    ("attention", "_decode_kernel", {"BLOCK_GROUP": 16, **HEAD, **E4M3, **SINKS}),
-    ("attention", "_decode_kernel", {"BLOCK_GROUP": 16, **HEAD, **E5M2, **SINKS}),
-    ("attention", "_decode_kernel", {"BLOCK_GROUP": 16, **ODD_HEAD, **PLAIN, **SINKS}),
-    ("attention", "_prefill_kernel", {"BLOCK_GROUP": 4, "QUERY_TILE": 32, **HEAD, **TILE, **SINKS}),
-    ("attention", "_prefill_kernel", {"BLOCK_GROUP": 4, "QUERY_TILE": 32, **HEAD, **INT8, **SINKS}),
-    ("attention", "_prefill_kernel", {"BLOCK_GROUP": 4, "QUERY_TILE": 32, **HEAD, **E4M3, **SINKS}),
-    ("attention", "_prefill_kernel", {"BLOCK_GROUP": 4, "QUERY_TILE": 32, **HEAD, **E5M2, **SINKS}),
+    ("attention", "_decode_kernel", {**HEAD, **TILE, **SINKS, **DECODE}),
+    ("attention", "_decode_kernel", {**HEAD, **INT8, **SINKS, "BLOCK_GROUP": 16}),
+    ("attention", "_decode_kernel", {**HEAD, **E4M3, **SINKS, "BLOCK_GROUP": 16}),
+    ("attention", "_decode_kernel", {**HEAD, **E5M2, **SINKS, "BLOCK_GROUP": 16}),
+    ("attention", "_decode_kernel", {**ODD_HEAD, **PLAIN, **SINKS, **DECODE}),
+    ("attention", "_prefill_kernel", {**PREFILL, **HEAD, **TILE, **SINKS}),
+    ("attention", "_prefill_kernel", {**PREFILL, **HEAD, **INT8, **SINKS}),
+    ("attention", "_prefill_kernel", {**PREFILL, **HEAD, **E4M3, **SINKS}),
+    ("attention", "_prefill_kernel", {**PREFILL, **HEAD, **E5M2, **SINKS}),
     (
         "attention",
         "_prefill_kernel",
-        {"BLOCK_GROUP": 4, "QUERY_TILE": 32, **ODD_HEAD, **PLAIN, **SINKS},
+        {**PREFILL, **ODD_HEAD, **PLAIN, **SINKS},
     ),
     (
         "attention",
         "_prefill_kernel",
-        {"BLOCK_GROUP": 8, "QUERY_TILE": 16, **WIDE_HEAD, **PLAIN, **SINKS},
+        {**CAUSAL, "BLOCK_GROUP": 8, "QUERY_TILE": 16, **WIDE_HEAD, **PLAIN, **SINKS},
     ),
     (
         "attention",
         "_prefill_kernel",
-        {"BLOCK_GROUP": 1, "QUERY_TILE": 128, **ONE_HEAD, **TILE, **SINKS},
+        {**CAUSAL, "BLOCK_GROUP": 1, "QUERY_TILE": 128, **ONE_HEAD, **TILE, **SINKS},
     ),
     (
         "attention",
         "_prefill_kernel",
-        {"BLOCK_GROUP": 1, "QUERY_TILE": 64, **WIDEST_HEAD, **TILE, **SINKS},
+        {**CAUSAL, "BLOCK_GROUP": 1, "QUERY_TILE": 64, **WIDEST_HEAD, **TILE, **SINKS},
     ),
     ("linear", "_linear_packed_kernel", PACKED),
     ("linear", "_linear_packed_kernel", {**PACKED, "BLOCK_ROWS": 64}),
@@ -211,22 +230,26 @@ KERNELS: list[tuple[str, str, dict[str, Any]]] = [
     (
         "invariant.attention",
         "_merge_kernel",
-        {"HEAD_DIM": 80, "BLOCK_DIM": 128, "PARTITION_KEYS": 256, "HAS_WINDOW": True, **SINKS},
+        {"HEAD_DIM": 80, "BLOCK_DIM": 128, "PARTITION_KEYS": 256, "HAS_WINDOW": True, **SINKS}
+        | {"SEES_LATER": True},
     ),
+    ("attention", "_prefill_kernel", {**PREFILL, **ONE_HEAD, **TILE, **SINKS, **BOTH_WAYS}),
+    ("invariant.attention", "_partition_kernel", {**PARTITION, **HEAD, **TILE, **BOTH_WAYS}),
     ("invariant.linear", "_linear_kernel", LINEAR),
-    ("attention", "_decode_kernel", {"BLOCK_GROUP": 16, **HEAD, **E4NV, **SINKS}),
-    ("attention", "_prefill_kernel", {"BLOCK_GROUP": 4, "QUERY_TILE": 32, **HEAD, **E4NV, **SINKS}),
+    ("attention", "_decode_kernel", {**HEAD, **E4NV, **SINKS, "BLOCK_GROUP": 16}),
+    ("attention", "_prefill_kernel", {**PREFILL, **HEAD, **E4NV, **SINKS}),
     (
         "rope",
         "_rope_cache_write_kernel",
         {**ROPE, "HAS_Q_NORM": True, "HAS_K_NORM": True, "CODE": "e4nv"},
     ),
+    ("attention", "_decode_kernel", {**WIDEST_HEAD, **TILE, **SINKS, "BLOCK_GROUP": 16}),
     ("attention", "_merge_kernel", {"HEAD_DIM": 80, "BLOCK_DIM": 128, "BLOCK_SPLITS": 32}),
-    ("attention", "_decode_kernel", {"BLOCK_GROUP": 16, **HEAD, **TILE, **OF_HEADS}),
+    ("attention", "_decode_kernel", {**HEAD, **TILE, **OF_HEADS, **DECODE}),
     (
         "attention",
         "_prefill_kernel",
-        {"BLOCK_GROUP": 4, "QUERY_TILE": 32, **HEAD, **TILE, **OF_HEADS},
+        {**PREFILL, **HEAD, **TILE, **OF_HEADS},
     ),
     ("invariant.attention", "_partition_kernel", {**PARTITION, **HEAD, **TILE, "HAS_SLOPES": True}),
     *(("wide_attention", "_wide_kernel", {**WIDE, "CODE": code}) for code in ("", "int8", "e4m3")),
@@ -273,16 +296,18 @@ def test_every_kernel_compiles(architecture: str) -> None:
 
 
 def kernels_for(architecture: int) -> list[tuple[str, str, dict[str, Any]]]:
-    """All but those with instructions that it doesn't have; of norms and activations, which have
-    neither products nor shared memory, an older one's conversions alone."""
+    """All but those with instructions that it doesn't have; of an older one its products, and
+    its conversions once each: everything else is the same for both."""
     if architecture >= 89:
         return KERNELS
-    return [
-        (module, name, constants)
-        for module, name, constants in KERNELS
-        if constants.get("CODE") != "e4nv"
-        and (module not in ("norm", "activation") or constants.get("CODES") == "fp8")
-    ]
+    asked: dict[tuple[str, str, str], tuple[str, str, dict[str, Any]]] = {}
+    for module, name, constants in KERNELS:
+        code = constants.get("CODE") or constants.get("CODES") or ""
+        if code in OLD_CODES.get(module, ("",)) and (code or (module, name) not in PLAIN_KERNELS):
+            is_large = constants.get("BLOCK_ROWS", 0) >= 64 or constants.get("HEAD_DIM", 0) >= 256
+            kind = f"{code} {is_large} {constants.get('IS_INT8')}"
+            asked.setdefault((module, name, kind), (module, name, constants))
+    return list(asked.values())
 
 
 def compile_kernel(module: str, name: str, constants: dict[str, Any], architecture: int) -> Any:

@@ -33,7 +33,7 @@ MOST = 4
 @pytest.fixture(autouse=True)
 def _in_the_emulator(monkeypatch: pytest.MonkeyPatch) -> None:
     use_cuda_kernels(CPU, monkeypatch)
-    monkeypatch.setattr(limits, "MAX_PANEL_ROWS", MOST)
+    monkeypatch.setattr(limits, "MAX_PANEL_ROWS", {"int8": MOST, "fp8": MOST})
 
 
 def weight_of(
@@ -77,7 +77,7 @@ def test_slices_of_outputs(monkeypatch: pytest.MonkeyPatch, is_gated: bool) -> N
     before = num_products()
     assert torch.equal(linear_quantized(x, weight, None), whole)
     assert num_products() == before + 3
-    monkeypatch.setattr(limits, "MAX_PANEL_ROWS", 7)
+    monkeypatch.setitem(limits.MAX_PANEL_ROWS, "int8", 7)
     assert torch.equal(linear_quantized(x, weight, None), whole)
 
 
@@ -123,7 +123,7 @@ def test_a_step_list_lays_them_out_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """The most rows of a step, with room in the arena and an algorithm asked for before."""
 
     def logprobs(most: int) -> tuple[int, list[object], int]:
-        monkeypatch.setattr(limits, "MAX_PANEL_ROWS", most)
+        monkeypatch.setitem(limits.MAX_PANEL_ROWS, "int8", most)
         steps = steps_of(64)
         num_heuristics = ctypes.CDLL(str(CUBLASLT_EMULATOR)).cublaslt_num_heuristics
         worker = _native.DeviceWorker(str(steps.list.library.path), steps.list.address)

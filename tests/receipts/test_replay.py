@@ -206,7 +206,10 @@ def test_another_adapter_of_the_name_is_told() -> None:
 def test_what_http_has_no_words_for_is_said() -> None:
     plain = Receipt(request_id="r", time_s=0, model="m", num_prompt_tokens=1, choices=[])
     lark = msgspec.to_builtins(Grammar.lark("start: /a+/"))
-    for params, word in (({"banned_token_ids": [3]}, "banned"), ({"grammar": lark}, "tool call")):
+    for params, word in (
+        ({"banned_token_ids": [3]}, "suppress_tokens"),
+        ({"grammar": lark}, "tool call"),
+    ):
         receipt = msgspec.structs.replace(plain, params=params)
         with pytest.raises(UserError, match=word):
             completion_body(receipt, "m")

@@ -14,6 +14,7 @@ from lmi_core.runners.cpu.core_groups import (
     core_groups,
     cpu_list,
     found_cores,
+    node_of,
 )
 
 
@@ -41,6 +42,7 @@ def test_cores_are_found_by_node_with_their_siblings(tmp_path: Path) -> None:
         Core(1, 1, (3, 7)),
     ]
     assert found_cores({1, 2, 6}, root) == [Core(0, 0, (1,)), Core(1, 1, (2, 6))]
+    assert [node_of(cpus, root) for cpus in ({1, 4}, {2, 6}, {1, 2})] == [0, 1, 0]
     assert found_cores({3, 1}, tmp_path / "none") == [Core(0, 0, (1,)), Core(0, 0, (3,))]
 
 

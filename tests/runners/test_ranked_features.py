@@ -18,8 +18,8 @@ from lmi_core.settings.lora_config import LoraConfig
 from lmi_core.settings.speculation_config import SpeculationConfig
 from lmi_core.weights.formats import FloatArray
 from tests.checkpoints import cached_checkpoint
-from tests.engine.draft_models import draft_whatever_it_costs
 from tests.engine.eagle_heads import write_head
+from tests.engine.random_drafts import draft_whatever_it_costs
 from tests.engine.test_invariance import Outcome, Request, outcome
 from tests.engine.test_medusa_heads import write_heads
 from tests.engine.test_model_drafts import copy_of_target

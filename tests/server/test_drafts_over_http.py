@@ -16,8 +16,9 @@ from lmi_core.settings.speculation_config import SpeculationConfig
 from lmi_core.text.chat import ChatTemplate
 from lmi_server.dialects.tgi.options import TgiOptions
 from lmi_server.http.metrics import Metrics
-from tests.engine.draft_models import draft_whatever_it_costs, drafted_by, near_copy
+from tests.engine.draft_models import drafted_by, near_copy
 from tests.engine.eagle_heads import write_head as write_eagle
+from tests.engine.random_drafts import draft_whatever_it_costs
 from tests.engine.test_medusa_heads import write_heads
 from tests.engine.test_model_drafts import TARGET, copy_of_target
 from tests.server.harness import Answer, serving_backend
@@ -103,7 +104,7 @@ async def answers(speculation: SpeculationConfig | None) -> list[Any]:
 
         given = await asyncio.gather(*(ask(path, body) for path, body in calls))
         if speculation is not None:
-            assert engine.stats().totals.num_model_draft_tokens > 100
+            assert engine.stats().totals.num_model_draft_tokens > 20
     for (path, _), answer in zip(calls, given, strict=True):
         assert answer.status == 200, (path, answer.body)
     return [seen(_VARIES.sub('"":0', answer.body.decode())) for answer in given]

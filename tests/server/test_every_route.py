@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
@@ -273,7 +273,8 @@ def test_slow_heads(dialect: str) -> None:
 
     async def is_cut_off(served: Served, head: bytes) -> None:
         async with asyncio.timeout(20):
-            assert await served.raw(head) == b""
+            with suppress(ConnectionResetError):  # a busy machine's client may write too late
+                assert await served.raw(head) == b""
 
     asyncio.run(run())
 

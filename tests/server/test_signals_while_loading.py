@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import http.client
+import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -55,6 +58,27 @@ def test_it_ends_at_once(tmp_path: Path, number: signal.Signals, waits: str) -> 
     assert process.returncode == 128 + number
     assert "stopping while a model is loaded" in log
     assert not partial.exists()
+
+
+def test_it_ends_while_an_archive_is_fetched(tmp_path: Path) -> None:
+    """Which comes before anything serves, and whose part doesn't stay."""
+    environ = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "LMI_CACHE_DIR": str(tmp_path)}
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/m.tar.gz"
+        option = ["--option", "model_url_pattern=.*", "--option", f"load_models={url}"]
+        command = [sys.executable, "-m", "lmi_core", "serve", "--port", "0", *option]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environ) as process:
+            listener.settimeout(60)
+            client, _ = listener.accept()
+            with client:
+                client.recv(65536)
+                client.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\nhalf")
+                while not (parts := [*tmp_path.rglob("*.fetched")]):
+                    time.sleep(0.01)
+                process.send_signal(signal.SIGTERM)
+                _, log = process.communicate(timeout=60)
+    assert (process.returncode, "Traceback" in log) == (128 + signal.SIGTERM, False)
+    assert not parts[0].exists()
 
 
 @pytest.mark.parametrize("synchronous", ["true", "false"])

@@ -7,7 +7,11 @@ import random
 import numpy as np
 import pytest
 import torch
-from transformers import NoBadWordsLogitsProcessor, NoRepeatNGramLogitsProcessor
+from transformers import (
+    EncoderNoRepeatNGramLogitsProcessor,
+    NoBadWordsLogitsProcessor,
+    NoRepeatNGramLogitsProcessor,
+)
 
 from lmi_core.structured.allowed_tokens import AllowedTokens
 from lmi_core.structured.banned_sequences import BannedSequences, word_sequences
@@ -32,8 +36,16 @@ def test_the_same_bans_as_transformers(ngram_size: int, seed: int) -> None:
     processors = [NoBadWordsLogitsProcessor([list(word) for word in words])]
     if ngram_size:
         processors.append(NoRepeatNGramLogitsProcessor(ngram_size))
+    prompt_ngram_size = 3 - seed if prompt else 0
+    if prompt_ngram_size:
+        ids = torch.tensor([prompt])
+        processors.append(EncoderNoRepeatNGramLogitsProcessor(prompt_ngram_size, ids))
     matcher = BannedSequences(
-        prompt, ngram_size=ngram_size, sequences=words, grammar=None
+        prompt,
+        ngram_size=ngram_size,
+        prompt_ngram_size=prompt_ngram_size,
+        sequences=words,
+        grammar=None,
     ).matcher()
     text = prompt[:]
     for _ in range(150):
@@ -49,6 +61,24 @@ def test_the_same_bans_as_transformers(ngram_size: int, seed: int) -> None:
             scores = processor(torch.tensor([text]), scores) if text else scores
         if text:
             assert allowed_by(matcher) == set(torch.where(scores[0] == 0)[0].tolist()), text
+
+
+def test_bans_of_places_end_behind_them() -> None:
+    banned_at = {0: np.array([3, 4], np.int32), 1: np.array([5], np.int32)}
+    matcher = BannedSequences(
+        [1, 2], ngram_size=0, sequences=[], grammar=None, banned_at=banned_at
+    ).matcher()
+    everything = set(range(VOCAB_SIZE))
+    assert allowed_by(matcher) == everything - {3, 4}
+    assert matcher.num_allowed([5, 5]) == 1
+    matcher.accept(5)
+    assert allowed_by(matcher) == everything - {5}
+    assert not matcher.is_spent
+    matcher.accept(6)
+    assert allowed_by(matcher) == everything
+    assert matcher.is_spent
+    matcher.rollback(2)
+    assert allowed_by(matcher) == everything - {3, 4}
 
 
 def test_beside_what_is_allowed() -> None:

@@ -20,15 +20,11 @@ from lmi_core.errors import UserError
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.structured.grammar import Grammar
 from tests.checkpoints import cached_checkpoint
-from tests.engine.fake_runner import FakeRunner
 from tests.engine.harness import (
-    EOS_ID,
     assert_nothing_leaked,
     collect,
-    make_engine,
     run,
     text,
-    token_ids,
 )
 from tests.engine.random_drafts import (
     SPECULATION,
@@ -287,86 +283,3 @@ def test_choices_follow_the_grammar_independently() -> None:
             assert all(re.fullmatch("[a-z]{6}", one) for one in texts)
 
     run(use())
-
-
-# ---- how a text ends, on an engine whose tokens are single bytes
-
-
-def fake(pattern: str, **changes: Any) -> tuple[list[TokenEvent], str]:
-    async def use() -> list[TokenEvent]:
-        async with make_engine(FakeRunner()) as engine:
-            params = SamplingParams(grammar=Grammar.regex(pattern), **changes)
-            events = await collect(engine, [1, 2, 3], params)
-            await assert_nothing_leaked(engine)
-            return events
-
-    events = run(use())
-    return events, text(events)
-
-
-def test_a_complete_text_ends_with_the_end_of_sequence() -> None:
-    events, shown = fake("[a-z]{4}")
-    assert re.fullmatch("[a-z]{4}", shown)
-    assert token_ids(events)[-1] == EOS_ID
-    assert events[-1].finish_reason is FinishReason.EOS
-    assert events[-1].num_generated_tokens == 5
-
-
-@pytest.mark.parametrize(
-    "changes", [{"ignore_eos": True}, {"min_new_tokens": 20}, {"max_new_tokens": 4}], ids=str
-)
-def test_without_an_end_of_sequence_it_ends_by_itself(changes: dict[str, Any]) -> None:
-    events, shown = fake("[a-z]{4}", **changes)
-    assert re.fullmatch("[a-z]{4}", shown)
-    assert events[-1].finish_reason is FinishReason.EOS
-    assert events[-1].num_generated_tokens == 4
-    assert EOS_ID not in token_ids(events)
-
-
-def test_a_text_cut_short_ends_by_its_length() -> None:
-    events, shown = fake("[a-z]{40}", max_new_tokens=7)
-    assert len(shown) == 7
-    assert events[-1].finish_reason is FinishReason.LENGTH
-
-
-def test_a_grammar_whose_tokens_are_all_banned_fails() -> None:
-    banned = tuple(i for i in range(256) if i != EOS_ID)
-    with pytest.raises(Exception, match="no token could be sampled"):
-        fake("[a-z]{4}", banned_token_ids=banned)
-
-
-def test_allowed_token_ids() -> None:
-    async def main() -> None:
-        async with make_engine() as engine:
-            allowed = (65, 70, 97)
-            params = SamplingParams(
-                max_new_tokens=20, temperature=1.0, n=3, seed=1, allowed_token_ids=allowed
-            )
-            events = await collect(engine, [1, 2, 3], params)
-            for choice in range(3):
-                assert len(token_ids(events, choice)) == 20
-            assert {event.token_id for event in events} == set(allowed)
-            free = await collect(engine, [1, 2, 3], SamplingParams(max_new_tokens=20, seed=1))
-            assert not {event.token_id for event in free} <= set(allowed)
-            await assert_nothing_leaked(engine)
-
-    run(main())
-
-
-def test_allowed_token_ids_within_a_grammar() -> None:
-    async def main() -> None:
-        async with make_engine() as engine:
-            grammar = Grammar.regex("(ab|cd)*x")
-            ids = tuple(engine.tokenizer.encode_now("abx", add_special_tokens=False))
-            for length in (2, 8):
-                params = SamplingParams(
-                    max_new_tokens=length, grammar=grammar, allowed_token_ids=(*ids, EOS_ID)
-                )
-                shown = text(await collect(engine, [1, 2], params))
-                assert re.fullmatch("(ab)*(a|x)?", shown)
-            clash = SamplingParams(max_new_tokens=9, grammar=grammar, allowed_token_ids=(ids[1],))
-            with pytest.raises(UserError, match="allowed_token_ids"):
-                await collect(engine, [1, 2], clash)
-            await assert_nothing_leaked(engine)
-
-    run(main())

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 import tokenizers
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lmi_core.text.detokenizer import ByteDetokenizer, WindowDetokenizer
@@ -25,7 +25,6 @@ def pieces(
     return [*(detokenizer.push(token_id) for token_id in ids), detokenizer.flush()]
 
 
-@settings(deadline=None)
 @given(ids=st.lists(st.integers(0, 401), max_size=40), skip=st.booleans())
 def test_byte_level_equals_decode_of_any_ids(ids: list[int], skip: bool) -> None:
     tokenizer = Tokenizer(byte_level(), {})
@@ -33,7 +32,6 @@ def test_byte_level_equals_decode_of_any_ids(ids: list[int], skip: bool) -> None
     assert "".join(pieces(tokenizer, ids, skip=skip)) == expected
 
 
-@settings(deadline=None)
 @given(text=st.text(max_size=40))
 @pytest.mark.parametrize("make", [byte_level, byte_fallback])
 def test_valid_text_never_shows_half_a_character(make: object, text: str) -> None:
@@ -46,7 +44,6 @@ def test_valid_text_never_shows_half_a_character(make: object, text: str) -> Non
     assert shown[-1] == ""
 
 
-@settings(deadline=None)
 @given(text=st.text(max_size=30))
 def test_the_window_agrees_with_the_bytes(text: str) -> None:
     tokenizer = Tokenizer(byte_level(), {})
@@ -57,7 +54,6 @@ def test_the_window_agrees_with_the_bytes(text: str) -> None:
     assert all(REPLACEMENT not in piece for piece in shown)
 
 
-@settings(deadline=None)
 @given(ids=st.lists(st.integers(1, 11), max_size=30))
 def test_decoders_that_look_at_neighbours(ids: list[int]) -> None:
     tokenizer = Tokenizer(word_piece(), {})

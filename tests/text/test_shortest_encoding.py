@@ -51,7 +51,7 @@ def test_no_text_has_fewer_tokens(make: Any) -> None:
     longest = max_token_chars(content(make()))
     assert longest is not None
 
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=300)
     @given(text=st.one_of(TEXTS, st.text(max_size=40)))
     def holds(text: str) -> None:
         num_tokens = len(tokenizer.encode_now(text))

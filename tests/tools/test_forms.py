@@ -191,7 +191,7 @@ def test_any_split_and_any_text(form: str, reasoning: str | None) -> None:
             assert parsed(make(form, reasoning, is_open=is_open), pieces) == whole, (text, pieces)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(text=st.text(max_size=60), seed=st.integers(0, 9))
 @pytest.mark.parametrize("form", FORMS)
 def test_text_without_marks_is_content(form: str, text: str, seed: int) -> None:

@@ -1,7 +1,8 @@
 """Mutated checkpoints of quantised formats: read, or refused by one error that names the place.
 
 ``python -m tests.weights.checkpoint_fuzz --files 10000`` for ``make fuzz``: so many of each format,
-of which what isn't refused by headers and settings is loaded.
+of which every tenth is loaded if headers and settings don't refuse it. A process for each
+processor, formats in turn; some 5 ms of a processor for a file, so nearly an hour of one for all.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import multiprocessing
 import os
 import tempfile
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -123,37 +126,43 @@ SOUND: dict[str, Make] = {
 """What makes a sound checkpoint of each format."""
 
 
-def mutate_and_read(path: Path, count: int, seed: int, *, loads: bool) -> int:
-    """Change ``count`` copies of a checkpoint and read them; how many were refused. ``loads``: also
-    their weights."""
+def mutate_and_read(path: Path, count: int, seed: int, *, loads_every: int) -> int:
+    """Change ``count`` copies of a checkpoint and read them; how many were refused.
+    ``loads_every``: one of so many also loads its weights, none if 0."""
     rng = np.random.default_rng(seed)
     gguf = path / "model.gguf"
     weights, settings = path / "model.safetensors", path / "config.json"
     if gguf.exists():
-        return _mutate_gguf(gguf, count, rng, loads=loads)
+        return _mutate_gguf(gguf, count, rng, loads_every)
     files = {file: file.read_bytes() for file in (weights, settings)}
     num_header_bytes = 8 + int.from_bytes(files[weights][:8], "little")
     num_refused = 0
     for trial in range(count):
         if trial % 5 == 0:
-            settings.write_bytes(_other_settings(files[settings], rng))
+            changed, raw = settings, _other_settings(files[settings], rng)
         else:
-            weights.write_bytes(_mutated(files[weights], num_header_bytes, rng))
-        num_refused += _is_refused(path, loads=loads)
-        settings.write_bytes(files[settings])
-        weights.write_bytes(files[weights])
+            changed, raw = weights, _mutated(files[weights], num_header_bytes, rng)
+        changed.write_bytes(raw)
+        num_refused += _is_refused(path, loads=_is_turn(trial, loads_every))
+        if changed == settings or trial % 5 == 4 or trial + 1 == count:
+            changed.write_bytes(files[changed])
     return num_refused
 
 
-def _mutate_gguf(path: Path, count: int, rng: np.random.Generator, *, loads: bool) -> int:
+def _mutate_gguf(path: Path, count: int, rng: np.random.Generator, loads_every: int) -> int:
     original = path.read_bytes()
     start = min(tensor.offset for tensor in read_gguf(path).tensors.values())
     num_refused = 0
-    for _ in range(count):
+    for trial in range(count):
         path.write_bytes(_mutated(original, start, rng, num_ends=3000))
-        num_refused += _is_refused(path, loads=loads)
+        num_refused += _is_refused(path, loads=_is_turn(trial, loads_every))
     path.write_bytes(original)
     return num_refused
+
+
+def _is_turn(trial: int, every: int) -> bool:
+    # Spread, so that no kind of change is always left out.
+    return every > 0 and (trial + trial // every) % every == 0
 
 
 def _is_refused(path: Path, *, loads: bool) -> bool:
@@ -201,23 +210,29 @@ def _read(path: Path, *, loads: bool) -> None:
         load_weights(found, NativeWeights())
 
 
+def _fuzz(name: str, count: int, seed: int, loads_every: int) -> str:
+    logging.disable(logging.WARNING)
+    with tempfile.TemporaryDirectory() as directory:
+        os.environ["XDG_CACHE_HOME"] = directory
+        path = Path(directory) / "model"
+        SOUND[name](path)
+        refused = mutate_and_read(path, count, seed, loads_every=loads_every)
+    return f"{count} mutated checkpoints in {name}: {refused} refused, others read"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--files", type=int, default=10000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--loads-every", type=int, default=10)
+    parser.add_argument("--processes", type=int, default=os.cpu_count())
     parser.add_argument("--formats", nargs="*", choices=[*SOUND], default=[*SOUND])
     arguments = parser.parse_args()
-    logging.disable(logging.WARNING)
-    for name in arguments.formats:
-        with tempfile.TemporaryDirectory() as directory:
-            os.environ["XDG_CACHE_HOME"] = directory
-            path = Path(directory) / "model"
-            SOUND[name](path)
-            refused = mutate_and_read(path, arguments.files, arguments.seed, loads=True)
-        print(
-            f"{arguments.files} mutated checkpoints in {name}: {refused} refused, others read",
-            flush=True,
-        )
+    context = multiprocessing.get_context("spawn")
+    work = arguments.files, arguments.seed, arguments.loads_every
+    with ProcessPoolExecutor(arguments.processes, mp_context=context) as pool:
+        for done in [pool.submit(_fuzz, name, *work) for name in arguments.formats]:
+            print(done.result(), flush=True)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file  # noqa: E402
 from lmi_core import _native  # noqa: E402
 from lmi_core.errors import ModelError  # noqa: E402
 from lmi_core.models.loader import find_model, load_model  # noqa: E402
+from lmi_core.ops.cpu import NativeWeights  # noqa: E402
 from lmi_core.ops.device.packed_weight import PackedWeight  # noqa: E402
 from lmi_core.ops.device.torch_weights import DeviceWeights  # noqa: E402
 from lmi_core.settings.engine_config import EngineConfig  # noqa: E402
@@ -51,7 +52,8 @@ def test_codes_and_scales_are_the_checkpoints(form: str, tmp_path: Path, caplog:
         wanted = np.concatenate([exact[name] for name in parts])
         np.testing.assert_array_equal(linear.weight.unpack(), wanted)
     assert layer.down.weight.rounding == ("llm_int8" if form == "int8" else "outliers")
-    assert layer.down.weight.row_format == ("llm_int8, summed over 0" if form == "int8" else None)
+    rows = "llm_int8, summed over 0" if form == "int8" else "outliers, summed over 16"
+    assert layer.down.weight.row_format == rows
 
 
 def test_scales_across_rows_are_read(tmp_path: Path) -> None:
@@ -63,8 +65,13 @@ def test_scales_across_rows_are_read(tmp_path: Path) -> None:
     assert model.weights.layers[1].qkv.weight.format == "nf4"
 
 
-@pytest.mark.parametrize("form", ["nf4", "int8"])
-def test_logits_are_those_of_the_weights(form: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("form", "activations", "most"),
+    [("nf4", "bf16", 1e-5), ("nf4", "auto", 0.05), ("int8", "auto", 0.05)],
+)
+def test_logits_are_those_of_the_weights(
+    form: str, activations: Any, most: float, tmp_path: Path
+) -> None:
     path, exact = make_bitsandbytes_checkpoint(tmp_path / "model", form)
     dense, _ = make_bitsandbytes_checkpoint(tmp_path / "dense", form)
     tensors = {n: t for n, t in load_file(dense / "model.safetensors").items() if "proj" not in n}
@@ -75,12 +82,12 @@ def test_logits_are_those_of_the_weights(form: str, tmp_path: Path) -> None:
     (dense / "config.json").write_text(json.dumps(config))
     sequences = [list(range(5, 60)), [7, 300, 12]]
     found, wanted = (
-        np.concatenate(
-            all_logits(NativeForward(load_model(each, "fp32"), 128, "fp32"), sequences, 48)
+        np.concatenate(all_logits(NativeForward(model, 128, "fp32"), sequences, 48))
+        for model in (
+            load_model(path, "fp32", backend=NativeWeights(activations=activations)),
+            load_model(dense, "fp32"),
         )
-        for each in (path, dense)
     )
-    most = 1e-5 if form == "nf4" else 0.05
     assert np.abs(found - wanted).max() < most * np.abs(wanted).max()
 
 
@@ -188,8 +195,9 @@ def test_corrupted_files_are_read_or_refused(form: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "is_told"),
     [
-        ({"quantize": "bitsandbytes-nf4", "activations": "int8"}, True),
-        ({"quantize": "bitsandbytes-nf4"}, False),
+        ({"quantize": "fp8", "activations": "int8"}, True),
+        ({"quantize": "fp8"}, False),
+        ({"quantize": "bitsandbytes-nf4", "activations": "int8"}, False),
         ({"quantize": "eetq", "activations": "int8"}, False),
     ],
 )
@@ -279,7 +287,7 @@ def test_explain_says_what_is_multiplied_how(tmp_path: Path, capsys: Any) -> Non
     from lmi_core.cli import main
 
     for form, words in (
-        ("nf4", "bitsandbytes nf4, kept as stored, multiplied with rows as they are"),
+        ("nf4", "bitsandbytes nf4, kept as stored, multiplied with rows of 8 bits"),
         ("int8", "rounded to 8 bits, but for inputs from 6 on"),
     ):
         path, _ = make_bitsandbytes_checkpoint(tmp_path / form, form)

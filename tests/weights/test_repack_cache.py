@@ -22,6 +22,7 @@ from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.weights import packed_model
 from lmi_core.weights.content_digest import ContentDigests, FileState
 from lmi_core.weights.quantized.settings import QuantizationSettings
+from lmi_core.weights.repack_cache import RepackCache
 from tests.checkpoints import cached_checkpoint
 
 PROMPT = list(range(10, 50))
@@ -266,10 +267,13 @@ def test_the_layout_of_packed_weights_has_its_version():
         _native.LinearWeight.pack([matrix], format=format, group_size=group).checksum()
         for format, group in (("fp32", 0), ("bf16", 0), ("int8", 0), ("int4", 128))
     ]
-    assert (_native.LinearWeight.layout_version, sums) == (
-        1,
-        [55748063744970600, 15867424154063074395, 3527185909319626740, 13073272105080026782],
-    )
+    blocks = np.resize(np.arange(256, dtype=np.uint8), (48, 210))
+    sums.append(_native.LinearWeight.pack([blocks], format="q6_k", group_size=16).checksum())
+    sums.append(_native.LinearWeight.pack([matrix], format="nf4", group_size=16).checksum())
+    floats = [55748063744970600, 15867424154063074395, 3527185909319626740, 13073272105080026782]
+    blocks_sum, codes_sum = 7444541666059483920, 6839668418042595763
+    version = _native.LinearWeight.layout_version
+    assert (version, sums) == (3, [*floats, blocks_sum, codes_sum])
 
 
 def test_reading_needs_the_very_bytes(tmp_path: Path):
@@ -308,3 +312,22 @@ def test_codes_are_kept_as_they_are_to_be_read(tmp_path, cache):
     checkpoints.set_config(path, quantization_config=settings)
     assert start(config) > 0
     assert outputs(config) != first
+
+
+def test_every_numa_node_has_a_file_of_its_own_where_there_is_room(model, cache):
+    """Which its processes share; the first node's where there is none."""
+    start(config_of(model, cache))
+    [first] = cache.glob("*.packed")
+    kept, num_bytes = RepackCache(cache, 1 << 30), first.stat().st_size
+    for _ in range(2):
+        assert kept.find(first.stem, 1) is not None
+    [own] = cache.glob("*.node1.packed")
+    assert own.read_bytes() == first.read_bytes()
+    assert not list(cache.glob("*.partial"))
+    state = own.stat().st_ino
+    assert RepackCache(cache, 3 * num_bytes - 1).find(first.stem, 2) is not None
+    assert sorted(cache.glob("*.packed")) == sorted([first, own])
+    first.unlink()
+    assert kept.find(first.stem, 1) is not None
+    assert own.stat().st_ino == state
+    assert kept.find(first.stem, 2) is None

@@ -78,6 +78,15 @@ constexpr int kVectorRegisters = LMI_SIMD == 0 ? 4 : (LMI_SIMD == 2 ? 32 : 8);
 
 static inline F32x16 zero() { return broadcast(0.0f); }
 
+// What is there, or zeros; without a branch where loads have masks.
+static inline F32x16 load_if(bool is_there, const float* source) {
+#if LMI_SIMD == 2
+  return load_partial(source, is_there ? kLanes : 0);
+#else
+  return is_there ? load(source) : zero();
+#endif
+}
+
 static inline F32x16 load_bf16_partial(const bf16_t* source, int count) {
   bf16_t lanes[kLanes] = {};
   memcpy(lanes, source, sizeof(bf16_t) * count);

@@ -36,7 +36,8 @@ _CHUNK_BYTES = 1 << 20
 _TIMEOUT_S = 60.0
 _NOT_MODIFIED = 304
 _KEPT_FREE = 0.1
-"""Share of a disk that archives don't fill."""
+_MOST_KEPT_FREE_BYTES = 1 << 30
+"""What archives leave of a disk: a tenth, or 1 GiB where that is less."""
 _MAX_RATIO = 50
 """Weights hardly shrink: content so much longer than its archive is no model."""
 _ALWAYS_ALLOWED_BYTES = 1 << 30
@@ -162,7 +163,7 @@ class Archives:
         if max(num_bytes, announced) > limit:
             raise ModelError(
                 f"{url[:200]} is longer than {limit} bytes, which is max_archive_size or half of "
-                "the room on the disk"
+                "the room on the disk but for 1 GiB or a tenth of it"
             )
         if announced > num_bytes:
             raise ModelError(f"{url[:200]} ended after {num_bytes} of {announced} bytes")
@@ -193,7 +194,7 @@ class Archives:
         if least > room:
             raise ModelError(
                 f"{name} holds {least} bytes at least, and there is room for {room}: "
-                "max_archive_size, and the disk but for a tenth of it, are the limits"
+                "max_archive_size, and the disk but for 1 GiB or a tenth of it, are the limits"
             )
         room = min(room, max(_ALWAYS_ALLOWED_BYTES, archive.stat().st_size * _MAX_RATIO))
         partial.mkdir()
@@ -252,7 +253,7 @@ def _file_name(url: str) -> str:
 
 def _room(place: Path) -> int:
     usage = shutil.disk_usage(place)
-    return max(0, usage.free - int(usage.total * _KEPT_FREE))
+    return max(0, usage.free - min(int(usage.total * _KEPT_FREE), _MOST_KEPT_FREE_BYTES))
 
 
 def _remove_leftovers(directory: Path) -> None:

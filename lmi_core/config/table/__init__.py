@@ -15,6 +15,7 @@ from lmi_core.config.table import (
     handler,
     launchers,
     lmi_dist,
+    lora,
     native,
     neuronx,
     observing,
@@ -40,6 +41,7 @@ _OPTIONS: tuple[Option, ...] = (
     + accelerate.OPTIONS
     + scheduler.OPTIONS
     + lmi_dist.OPTIONS
+    + lora.OPTIONS
     + vllm.OPTIONS
     + deepspeed.OPTIONS
     + neuronx.OPTIONS

@@ -87,8 +87,8 @@ QUANTIZE = {
     "eetq": _as_library("EETQ's int8, activations as they are", "quant.eetq"),
     "int4": honoured("quantize", _ROWS, test=_HONOURED, capability="quant.int4"),
     "bitsandbytes4": _LIBRARY,
-    "bitsandbytes-nf4": _as_library("on the CPU; activations as they are, scales in fp32"),
-    "bitsandbytes-fp4": _as_library("on the CPU; activations as they are, scales in fp32"),
+    "bitsandbytes-nf4": _as_library(f"on the CPU; scales in fp32, {_ROWS}"),
+    "bitsandbytes-fp4": _as_library(f"on the CPU; scales in fp32, {_ROWS}"),
     "fp8": honoured(
         "quantize",
         "on the CPU, which rounds no activations to fp8, of inputs in multiples of 128",

@@ -11,7 +11,7 @@ _ONE_ENGINE = no_effect("one engine serves the model; it takes as many requests 
 _COPIES_ON_CPU = honoured(
     None,
     "copies in processes of their own on the CPU, as option.num_copies",
-    test="tests/config/test_placement.py::test_copies_on_the_cpu",
+    test="tests/config/test_placed_copies.py::test_copies_on_the_cpu",
     by_value=dict.fromkeys((0, 1), _ONE_ENGINE),
 )
 _BY_LOAD = "tests/server/models/test_copies.py::test_copies_by_load"
@@ -101,7 +101,9 @@ OPTIONS = (
     _workers("cpu.minWorkers", action=_COPIES_ON_CPU),
     _workers(
         "cpu.maxWorkers",
-        action=replace(_COPIES_BY_LOAD, test="tests/config/test_placement.py::test_copies_by_load"),
+        action=replace(
+            _COPIES_BY_LOAD, test="tests/config/test_placed_copies.py::test_copies_by_load"
+        ),
     ),
     Option(
         key="required_memory_mb",

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lmi_core.weights.quantized.methods import METHODS
+
 CAPABILITIES = {
     "batch.chunked_prefill": "prompts split over steps",
     "batch.invariant": "tokens that don't depend on the rest of the batch",
@@ -121,6 +123,7 @@ BACKENDS = {
                 "kv.int8",
                 "lora",
                 "parallel.copies",
+                "parallel.tensor",
                 "quant.bitsandbytes",
                 "quant.eetq",
                 "quant.fp8",
@@ -132,16 +135,7 @@ BACKENDS = {
                 "speculation.draft_model",
                 "speculation.ngram",
                 "task.pooling",
-                "weights.awq",
-                "weights.bitsandbytes",
-                "weights.compressed-tensors",
-                "weights.exl2",
-                "weights.fp8",
-                "weights.gguf",
-                "weights.gptq",
-                "weights.marlin",
-                "weights.modelopt",
-                "weights.mxfp4",
+                *(f"weights.{method}" for method in METHODS),
             },
         ),
         Backend(

@@ -146,8 +146,8 @@ OPTIONS = (
     _native(
         "activations",
         Choice(("auto", "int8", "bf16")),
-        "What weights in int8 and int4 are multiplied with; auto: int8 rows with their outliers in "
-        "16 bits, or what the checkpoint's scheme says.",
+        "What weights in integers, GGUF's blocks, nf4 and fp4 are multiplied with; auto: int8 rows "
+        "with their outliers in 16 bits, or what the checkpoint's scheme says.",
         "auto",
         honoured(
             "activations",
@@ -204,7 +204,8 @@ OPTIONS = (
         actions={
             "lmi": honoured(
                 None,
-                "the CPU engine's copies; models and lmi are on every node, at the same paths",
+                "copies on the nodes' CPUs, with option.device=cuda on their GPUs; models and lmi "
+                "are on every node, at the same paths",
                 test="tests/server/models/test_copies.py::test_copies_on_other_machines",
                 by_value={"here": mapped(None, "this machine")},
             ),

@@ -1,12 +1,52 @@
-"""Keys of what a server remembers of its requests: receipts."""
+"""Keys of what a server says and remembers of its requests: metrics, its log, receipts."""
 
-from lmi_core.config.table.option import honoured
+from lmi_core.config.table.option import Flag, honoured, no_effect
 from lmi_core.config.table.option import server_option as _server
-from lmi_core.config.table.value_type import Bool, Bytes, Float, Int, Text
+from lmi_core.config.table.value_type import Bool, Bytes, Choice, Float, Int, Items, Text
 
+_NAME_AND_LOG = "tests/cli/test_options.py::test_name_log_and_size"
 _RECEIPTS = "tests/server/models/test_recorded.py"
 
 OPTIONS = (
+    _server(
+        "prometheus",
+        Bool(),
+        "Serve metrics in Prometheus' format.",
+        no_effect("always served, at /metrics and /server/metrics, under names of our own"),
+    ),
+    _server(
+        "metric_aliases",
+        Items(Choice(("vllm", "tgi", "djl"))),
+        "Other servers whose names /metrics has besides our own: vllm, which is also what the "
+        "Kubernetes inference gateway reads, tgi, and djl, whose times are in microseconds.",
+        honoured(
+            "metric_aliases",
+            test="tests/server/http/test_metric_aliases.py::test_a_server_has_the_names_asked_for",
+        ),
+    ),
+    _server(
+        "log_format",
+        Choice(("console", "json")),
+        "Form of log lines.",
+        honoured("log_format", test=_NAME_AND_LOG),
+        "console",
+    ),
+    _server(
+        "log_level",
+        Choice(("debug", "info", "warning", "error")),
+        "Least severity that is logged.",
+        honoured("log_level", test=_NAME_AND_LOG),
+        "info",
+        "VLLM_LOGGING_LEVEL",
+        flag=Flag("--log-level", "LOG_LEVEL"),
+    ),
+    _server(
+        "verbose",
+        Bool(),
+        "Print every route once the server listens.",
+        honoured("verbose", test="tests/server/test_process.py::test_routes_are_printed_if_asked"),
+        False,
+    ),
     _server(
         "record",
         Text("path"),

@@ -21,8 +21,8 @@ OPTIONS = (
                 by_value={
                     "contrastive": honoured(
                         None,
-                        "of the same requests, on CPUs; unlike LMI, with the top_k and "
-                        "penalty_alpha that they say",
+                        "of the same requests; unlike LMI, with the top_k and penalty_alpha that "
+                        "they say",
                         test="tests/server/dialects/lmi/test_strategies.py::test_contrastive_search",
                         capability="request.contrastive",
                     )

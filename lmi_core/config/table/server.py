@@ -1,6 +1,6 @@
 """Keys of the server as a whole: ``config.properties`` and ``SERVING_*`` variables."""
 
-from lmi_core.config.table.option import Flag, Option, honoured, mapped, needs, no_effect
+from lmi_core.config.table.option import Option, honoured, mapped, needs, no_effect
 from lmi_core.config.table.option import server_option as _server
 from lmi_core.config.table.value_type import (
     Bool,
@@ -248,7 +248,7 @@ OPTIONS = (
         "Longest archive of a model that is fetched, and most bytes that it may unpack to.",
         honoured(
             None,
-            "and a tenth of the disk stays free",
+            "and 1 GiB of the disk stays free, or a tenth where that is less",
             test="tests/config/artefacts/test_archives.py::test_the_limit_is_the_configurations",
         ),
         64 << 30,
@@ -300,50 +300,11 @@ OPTIONS = (
         "http://0.0.0.0:8888",
     ),
     _server(
-        "prometheus",
-        Bool(),
-        "Serve metrics in Prometheus' format.",
-        no_effect("always served, at /metrics and /server/metrics, under names of our own"),
-    ),
-    _server(
         "ui",
         Bool(),
         "Serve a page for people at /ui, and at / to browsers: live figures, a playground, the "
         "configuration, the routes; and the interface at /docs.",
         honoured("ui", test="tests/server/http/test_ui.py::test_the_page_is_for_everybody"),
-        False,
-    ),
-    _server(
-        "metric_aliases",
-        Items(Choice(("vllm", "tgi", "djl"))),
-        "Other servers whose names /metrics has besides our own: vllm, which is also what the "
-        "Kubernetes inference gateway reads, tgi, and djl, whose times are in microseconds.",
-        honoured(
-            "metric_aliases",
-            test="tests/server/http/test_metric_aliases.py::test_a_server_has_the_names_asked_for",
-        ),
-    ),
-    _server(
-        "log_format",
-        Choice(("console", "json")),
-        "Form of log lines.",
-        honoured("log_format", test=_NAME_AND_LOG),
-        "console",
-    ),
-    _server(
-        "log_level",
-        Choice(("debug", "info", "warning", "error")),
-        "Least severity that is logged.",
-        honoured("log_level", test=_NAME_AND_LOG),
-        "info",
-        "VLLM_LOGGING_LEVEL",
-        flag=Flag("--log-level", "LOG_LEVEL"),
-    ),
-    _server(
-        "verbose",
-        Bool(),
-        "Print every route once the server listens.",
-        honoured("verbose", test="tests/server/test_process.py::test_routes_are_printed_if_asked"),
         False,
     ),
     _server(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -172,7 +173,9 @@ def _ignore_for_device(values: Values, placement: Placement, problems: Problems)
     if placement.device == "cpu":
         values.ignored |= _ON_CPU
         return
-    own = ("num_threads", "instruction_set", "tp_invariant", "cpu_binding")
+    own = ["instruction_set", "tp_invariant", "cpu_binding"]
+    if placement.on == "here":  # else it says how many cores a copy has on its node
+        own.append("num_threads")
     for key in (f"option.{name}" for name in own):
         if key in values.known:
             why = f"{key} belongs to option.device=cpu, not to {placement.device}"
@@ -206,10 +209,11 @@ def _refuse_other_quantisations(values: Values, files: ModelFiles) -> None:
 def _refuse_for_device(values: Values, placement: Placement) -> None:
     """Note values that the lmi engine can only run with on other devices."""
     key = "option.decoding_strategy"
-    if placement.device != "cpu" and values.get(key) == "contrastive":
+    is_native = "native" in os.environ.get("LMI_OPS", "").split(",")
+    if placement.device != "cpu" and is_native and values.get(key) == "contrastive":
         values.refused[key] = (
-            "torch devices give no hidden states for contrastive search: write greedy or "
-            "sample, or set option.device=cpu"
+            "steps that C++ launches (LMI_OPS=native) give no hidden states for contrastive "
+            "search: write greedy or sample, or leave LMI_OPS unset"
         )
 
 

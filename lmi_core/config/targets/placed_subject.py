@@ -44,6 +44,11 @@ class Subject:
         return f"the {title}" if self.backend == "lmi" else title
 
     @property
+    def is_on_ray(self) -> bool:
+        """Whether copies of our engine are to run on a cluster's nodes."""
+        return self.backend == "lmi" and self.values.get(ON) == "ray"
+
+    @property
     def on_cpu_instead(self) -> str:
         """The way out of a refusal that our engine has, in words."""
         return "; --device cpu serves it on the CPU" if self.backend in OWN else ""

@@ -23,6 +23,7 @@ from lmi_core.config.targets.placed_subject import (
     Subject,
 )
 from lmi_core.config.targets.placement_on_cpu import MOST, WORKERS, check_job, on_cpu
+from lmi_core.config.targets.placement_on_ray import on_gpus_of_nodes
 from lmi_core.settings.placement import DEVICE_NAMES, VISIBLE, DeviceKind, Placement
 
 _DEVICE = "option.device"
@@ -50,13 +51,13 @@ def place(
     processes of the lmi engine.
     """
     subject = Subject(values, host, backend, system, mpi_mode, is_demo, problems)
-    if backend == "lmi" and values.get(ON) != "ray" and RAY_ADDRESS in values.known:
+    if backend == "lmi" and not subject.is_on_ray and RAY_ADDRESS in values.known:
         values.ignored[RAY_ADDRESS] = "the model is served on this machine, without option.on=ray"
     kind, named = _kind(subject)
     check_job(subject, kind)
     if kind in ("cpu", "torch-cpu"):
         return on_cpu(subject, kind)
-    return _on_devices(subject, kind, named)
+    return on_gpus_of_nodes(subject) if subject.is_on_ray else _on_devices(subject, kind, named)
 
 
 def _kind(subject: Subject) -> tuple[DeviceKind, tuple[int, ...] | None]:
@@ -73,6 +74,8 @@ def _kind(subject: Subject) -> tuple[DeviceKind, tuple[int, ...] | None]:
         named = None
     if device != "cuda" and subject.is_demo:
         return "cpu", None
+    if device == "cuda" and subject.is_on_ray:
+        return "cuda", named
     if host.is_neuron and subject.backend not in OWN:
         return "neuron", named
     if host.num_gpus:
@@ -127,12 +130,11 @@ def _check_torch(subject: Subject) -> None:
 
 
 def _check_not_on_ray(subject: Subject) -> None:
-    if subject.values.get(ON) == "ray" and subject.backend == "lmi":
+    if subject.is_on_ray:
         subject.refuse(
             ON,
-            f"{ON}=ray: Ray places copies on the CPU in this version, and "
-            f"{subject.visible('cuda')}: leave it out for a copy on each, or write --device cpu "
-            "for copies there",
+            f"{ON}=ray, and {subject.visible('cuda')} here, which says nothing of the nodes: write "
+            "--device cuda for copies on their GPUs, --device cpu for copies on their CPUs",
         )
 
 
@@ -162,7 +164,8 @@ def _check_degree_on_cpu(subject: Subject) -> None:
 
 def _by_processes(subject: Subject, key: str, degree: int) -> str:
     if key == DEGREE and subject.backend == "lmi":
-        return f", by {degree} processes with a slice of the weights each"
+        nodes = "; --device cuda on the GPUs of the cluster's nodes" if subject.is_on_ray else ""
+        return f", by {degree} processes with a slice of the weights each{nodes}"
     return ", where one process uses all cores"
 
 
@@ -210,8 +213,8 @@ def _asked_degree(subject: Subject) -> object:
 def _degree(subject: Subject, num_stages: int) -> int:
     """Devices of a stage; -1: one, or with MPI all."""
     degree = _asked_degree(subject)
-    if degree is None and not (subject.backend == "lmi" and subject.can("parallel.tensor")):
-        degree = 1 if subject.backend in OWN else None
+    if degree is None and subject.backend in OWN:
+        degree = 1
     if degree is None:
         degree = BY_KEY[DEGREE].default_for(subject.system)
     if isinstance(degree, int) and (degree > 0 or not subject.mpi_mode):
@@ -259,7 +262,7 @@ def _too_few(subject: Subject, degree: int, num_devices: int, kind: DeviceKind) 
         return f"{key}={values.get(key)}, but {subject.visible(kind)}, counted from 0"
     copies, way = values.get(subject.copies_key), f"write {DEGREE}=max"
     if isinstance(copies, int):
-        if not subject.can("parallel.tensor"):
+        if num_devices <= visible:
             way = f"write {subject.copies_key}={visible // num_devices}"
         num_devices *= copies
     asked = [
@@ -340,6 +343,13 @@ def _check_capabilities(
             f"{subject.title} can't do in this version: write {DEGREE}=1{one}, or "
             f"option.rolling_batch=vllm ({BACKENDS['vllm'].installation})"
             f"{subject.on_cpu_instead}",
+        )
+    elif subject.backend == "lmi" and isinstance(stages := values.get(STAGES), int) and stages > 1:
+        subject.refuse(
+            STAGES,
+            f"{STAGES}={stages}, and {subject.title} has no pipelines: write "
+            f"{DEGREE}={num_devices} for as many GPUs, or option.rolling_batch=vllm "
+            f"({BACKENDS['vllm'].installation})",
         )
     elif len(groups) > 1 and not can_copy:
         spread = "option.device_map=auto spreads a copy over all of them; "

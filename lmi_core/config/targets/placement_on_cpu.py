@@ -42,8 +42,8 @@ def on_cpu(subject: Subject, kind: DeviceKind) -> Placement:
     if on_ray:
         _check_binding(subject, degree)
     threads = values.get("option.num_threads")
-    num_copies = _copies_on_cpu(subject, kind)
-    most_copies = _most_copies(subject, kind, num_copies)
+    num_copies = copies_of(subject, kind)
+    most_copies = most_copies_of(subject, kind, num_copies)
     num_ranks = num_copies * degree
     if degree > 1 and host.job is None and 0 < host.num_cores < num_ranks:
         copies = f" in {num_copies} copies" if num_copies > 1 else ""
@@ -117,31 +117,32 @@ def check_job(subject: Subject, kind: DeviceKind) -> None:
     subject.refuse(key, f"{started}{why}")
 
 
-def _copies_on_cpu(subject: Subject, kind: DeviceKind) -> int:
+def copies_of(subject: Subject, kind: DeviceKind) -> int:
     """Processes with an engine each; LMI's workers are that."""
     values = subject.values
     if subject.backend != "lmi":
         return 1
-    given = [key for key in COPY_KEYS if isinstance(values.get(key), int)]
+    keys = COPY_KEYS if kind != "cuda" else (OWN_COPIES, COPIES, "minWorkers")
+    given = [key for key in keys if isinstance(values.get(key), int)]
     number = values.get(given[0]) if given else None
     num_copies = max(1, number) if isinstance(number, int) else 1
     for key in given[1:]:
         values.ignored[key] = f"{given[0]}={number} says how many copies there are"
     key = ON if values.get(ON) == "ray" else given[0] if num_copies > 1 else ""
-    if key and kind != "cpu":
+    if key and kind == "torch-cpu":
         why = f"{key}={values.get(key)} doesn't go with option.device={kind}"
         subject.refuse(key, f"{why}: leave one of them out")
-    return num_copies if kind == "cpu" else 1
+    return 1 if kind == "torch-cpu" else num_copies
 
 
-def _most_copies(subject: Subject, kind: DeviceKind, num_copies: int) -> int:
+def most_copies_of(subject: Subject, kind: DeviceKind, num_copies: int) -> int:
     """By load, where there are processes of our engine; else one engine takes what comes."""
     values = subject.values
     if subject.backend != "lmi":
         return num_copies
     given = [key for key in MOST if isinstance(values.get(key), int)]
     number = values.get(given[0]) if given else None
-    has_processes = kind == "cpu" and (
+    has_processes = kind != "torch-cpu" and (
         num_copies > 1 or OWN_COPIES in values.known or values.get(ON) == "ray"
     )
     most = number if has_processes and isinstance(number, int) else 0

@@ -11,7 +11,6 @@ from lmi_core.config.artefacts.model_source import ModelSource, locate
 from lmi_core.config.problem import Problems
 from lmi_core.config.sources.merge import Values
 from lmi_core.errors import UserError
-from lmi_core.settings.placement import Placement
 from lmi_core.settings.speculation_config import MAX_DRAFT_TOKENS, SpeculationConfig
 
 _CONFIG = "option.speculative_config"
@@ -54,7 +53,7 @@ class SpeculationSettings:
 
 
 def speculation_settings(
-    values: Values, directory: Path | None, placement: Placement, problems: Problems
+    values: Values, directory: Path | None, problems: Problems
 ) -> SpeculationSettings | None:
     """What the engine is told; None where nothing is drafted. Faults go to ``problems``, and
     methods that there aren't among the values that are ignored, with keys that another one beats.
@@ -69,17 +68,16 @@ def speculation_settings(
             problems.error(values.where(_CONFIG), f"{_CONFIG}: {error}", _CONFIG)
             return None
         if isinstance(config, SpeculationConfig):
-            return _settings_of(document, config, values, directory, placement, problems)
+            return _settings_of(document, config, values, directory, problems)
         values.ignored[_CONFIG] = config
     named = _first(values, _MODELS)
     length = _first(values, _LENGTHS)
-    if named is not None and _can_draft(named, values, placement):
+    if named is not None:
         _beat(values, named, _SPECULATION)
         num_tokens = values.get(length or _SPECULATE) or _LENGTH
         assert isinstance(num_tokens, int)
         config = SpeculationConfig(max_draft_tokens=min(num_tokens, MAX_DRAFT_TOKENS))
-        text = str(values.get(named))
-        return _with_draft(config, named, text, values, directory, problems)
+        return _with_draft(config, named, str(values.get(named)), values, directory, problems)
     if length is not None:
         values.ignored[length] = f"no draft model is named by {_MODELS[0]}"
     num_tokens = values.get(_SPECULATE)
@@ -109,7 +107,6 @@ def _settings_of(
     config: SpeculationConfig,
     values: Values,
     directory: Path | None,
-    placement: Placement,
     problems: Problems,
 ) -> SpeculationSettings | None:
     """Of vLLM's JSON, which beats every other key."""
@@ -122,19 +119,7 @@ def _settings_of(
     place = draft_place(document)
     if place is None:
         return SpeculationSettings(config)
-    if not _can_draft(_CONFIG, values, placement):
-        return None
     return _with_draft(config, _CONFIG, place, values, directory, problems)
-
-
-def _can_draft(key: str, values: Values, placement: Placement) -> bool:
-    if placement.device == "cpu":
-        return True
-    values.ignored[key] = (
-        f"not available in this version: a draft model on {placement.device}; tokens are the same "
-        f"without, and {_SPECULATION}=ngram drafts from texts there, too"
-    )
-    return False
 
 
 def _with_draft(

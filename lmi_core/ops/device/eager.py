@@ -12,6 +12,8 @@ from torch import Tensor
 from lmi_core.ops.device.adapter_table import AdapterTable
 from lmi_core.ops.device.device_step import DeviceStep
 from lmi_core.ops.device.expert_rows import ExpertTable, heads_of_rows
+from lmi_core.ops.device.kept_nodes import KeptNodes
+from lmi_core.ops.device.kept_table import KeptTable
 from lmi_core.ops.device.packed_weight import PackedWeight
 from lmi_core.ops.device.paged_cache import PagedCache
 from lmi_core.ops.device.pending_results import PendingResults
@@ -23,13 +25,12 @@ from lmi_core.ops.graph import ExpertMatrices, Graph, Handle, LinearWeight, Node
 from lmi_core.ops.kernels.select import Kernels
 
 _RESULTS = ("sample", "output", "meet")
-"""Ops that compute nothing here; the operand of the first of them that there is is what a graph
-gives."""
+"""Ops that compute nothing here: their operands are what a graph gives, in this order."""
 Compute = Callable[[Replay], "Tensor | QuantizedRows | None"]
 """None: of a node that adds to an operand."""
 
 
-class EagerGraph:
+class EagerGraph(KeptNodes):
     """``graph`` as calls of ``kernels`` on ``device``. A method per op, of the node's result, its
     operands and attributes, with arrays as tensors, gives what computes the result."""
 
@@ -38,10 +39,10 @@ class EagerGraph:
         self.device = device
         self.act_dtype = graph.act_dtype
         self._act = DTYPES[graph.act_dtype]
-        self._caches: list[PagedCache] = []
+        self._caches: list[PagedCache | KeptTable] = []
         results = [node for node in graph.nodes if node.op in _RESULTS]
         results.sort(key=lambda node: _RESULTS.index(node.op))
-        self._result = next(iter(results[0].operands.values())) if results else None
+        self._results = [next(iter(node.operands.values())) for node in results]
         self._sees_later = any(node.attributes.get("sees_later") for node in graph.nodes)
         self._groups_in_torch = kernels.chosen["grouped_linear"] in ("torch", "by row")
         self.reads_counts = self._groups_in_torch and any(
@@ -50,6 +51,7 @@ class EagerGraph:
         )
         """Whether the host waits within a step, for how many rows experts have."""
         self._quantized = graph.quantized_rows()
+        self._narrow = graph.narrow_products()
         self._unpacked_bytes = 0
         constants = DeviceConstants(device)
         self._nodes = [
@@ -62,9 +64,13 @@ class EagerGraph:
 
     @torch.inference_mode()
     def forward(self, step: DeviceStep) -> Tensor:
-        """Execute what was recorded, up to the logits that are sampled or the output: ``sample`` or
-        ``output`` must be among it."""
-        if self._result is None:
+        """Execute what was recorded, up to the logits that are sampled, or the output."""
+        return self.forward_all(step)[0]
+
+    @torch.inference_mode()
+    def forward_all(self, step: DeviceStep) -> list[Tensor]:
+        """The same, and outputs of token rows that were recorded beside what is sampled."""
+        if not self._results:
             raise ValueError("the graph has no sample and no output, so a step has no result")
         if len(step.copy_src):
             for cache in self._caches:
@@ -72,12 +78,12 @@ class EagerGraph:
         if not self.kernels.is_row_by_row:
             return self._execute(step)
         if self._sees_later:
-            return torch.cat([self._execute(sequence) for sequence in step.sequences()])
-        by_row = [self._execute(row) for row in step.single_rows()]
-        return torch.cat([by_row[row] for row in step.host.logit_token_rows] or by_row)
+            return [torch.cat([self._execute(sequence)[0] for sequence in step.sequences()])]
+        first, *others = zip(*(self._execute(row) for row in step.single_rows()), strict=True)
+        logits = torch.cat([first[row] for row in step.host.logit_token_rows] or first)
+        return [logits, *map(torch.cat, others)]
 
-    def _execute(self, step: DeviceStep) -> Tensor:
-        assert self._result is not None
+    def _execute(self, step: DeviceStep) -> list[Tensor]:
         replay = Replay(step)
         for result, compute, last_uses in self._nodes:
             value = compute(replay)
@@ -86,13 +92,12 @@ class EagerGraph:
                 replay[result] = value
             for handle in last_uses:
                 replay.drop(handle)
-        return replay[self._result]
+        return [replay[result] for result in self._results]
 
     @torch.inference_mode()
     def choose(self, logits: Tensor, sampling: SamplingInputs) -> PendingResults:
         """Execute ``sample``."""
-        results: PendingResults = self.kernels.sample(logits, sampling)
-        return results
+        return cast(PendingResults, self.kernels.sample(logits, sampling))
 
     def _lowered(self, node: Node, constants: DeviceConstants) -> Compute:
         attributes = {
@@ -132,6 +137,7 @@ class EagerGraph:
         **settings: object,
     ) -> Compute:
         dtype = self._act if out_dtype == "act" and residual is None else torch.float32
+        outlives_x = y in self._results
 
         def compute(replay: Replay) -> Tensor | QuantizedRows:
             codes = self._codes(y) if residual is None else None
@@ -139,7 +145,7 @@ class EagerGraph:
             result: Tensor | QuantizedRows = self.kernels.norm(
                 value, out_dtype=dtype, addend=addend, codes=codes, **settings
             )
-            return result
+            return result.clone() if result is value and outlives_x else result
 
         def add(replay: Replay) -> None:
             replay.add_later(y, cast(Tensor, compute(replay)))
@@ -171,7 +177,7 @@ class EagerGraph:
         out_dtype: str,
         gated: bool = True,
     ) -> Compute:
-        multiply = self._multiply(weight)
+        multiply = self._multiply(weight, self._act if y in self._narrow else torch.float32)
         activate = self.kernels.gated_activation if gated else self.kernels.activation
         is_act = activation != "" or out_dtype == "act"
 
@@ -284,10 +290,8 @@ class EagerGraph:
         self, y: Handle, x: Handle, *, weight: LinearWeight, num_heads: int, out_dtype: str
     ) -> Compute:
         assert isinstance(weight, ExpertMatrices)
-        table, dtype = (
-            self._expert_table(weight),
-            self._act if out_dtype == "act" else torch.float32,
-        )
+        table = self._expert_table(weight)
+        dtype = self._act if out_dtype == "act" else torch.float32
 
         def compute_all(replay: Replay) -> Tensor:
             """Heads as experts that every row has, without a launch for each."""
@@ -310,14 +314,16 @@ class EagerGraph:
     def _lora_add(
         self, result: Handle, x: Handle, y: Handle, *, table: AdapterTable, linear_id: int
     ) -> Compute:
-        def add(replay: Replay) -> Tensor:
-            rows, sums = replay[x], replay[y]
-            for part in table.parts(replay.step.host, linear_id):
-                z = self.kernels.linear(rows[part.rows], part.a, None).to(self._act)
-                sums[part.rows, part.outputs] += self.kernels.linear(z, part.b, None)
-            return sums
+        return lambda replay: self._adapted(replay, x, replay[y], table, linear_id)
 
-        return add
+    def _adapted(
+        self, replay: Replay, x: Handle, y: Tensor, table: AdapterTable, linear_id: int
+    ) -> Tensor:
+        """``y`` of a linear for ``x``, with what adapters add to it in place."""
+        for part in table.parts(replay.step.host, linear_id):
+            z = self.kernels.linear(replay[x][part.rows], part.a, None).to(self._act)
+            y[part.rows, part.outputs] += self.kernels.linear(z, part.b, None)
+        return y
 
     def _rope_cache_write(
         self,
@@ -371,12 +377,14 @@ class EagerGraph:
         return None if weight is None else cast(PackedWeight, weight).row_format
 
     def _multiply(
-        self, weight: LinearWeight
+        self, weight: LinearWeight, out_dtype: torch.dtype = torch.float32
     ) -> Callable[[Tensor | QuantizedRows, Tensor | None], Tensor]:
-        """The product with ``weight`` and the sum with a bias."""
+        """The product with ``weight`` and the sum with a bias. ``out_dtype``: of dense ones."""
         if isinstance(weight, DeviceWeight):
             matrix = weight.matrix
-            return lambda x, bias: cast(Tensor, self.kernels.linear(x, matrix, bias))
+            return lambda x, bias: cast(
+                Tensor, self.kernels.linear(x, matrix, bias, out_dtype=out_dtype)
+            )
         kernels, packed = self.kernels, cast(PackedWeight, weight)
         if packed.row_format:
             return lambda x, bias: cast(Tensor, kernels.linear_quantized(x, packed, bias))

@@ -25,12 +25,14 @@ MAX_PACKED_ROWS = 128
 By estimate, until the GPU suite measures it: unpacking writes and reads 4.5 bytes a weight, about
 1 ps at 4 TB/s. In that time a kernel that unpacks anew for every 64 rows, at a fifth of the tensor
 cores' rate, does some 100 rows."""
-MAX_PANEL_ROWS = 512
-"""More rows lay the codes of an int8 or fp8 weight out as rows first, for a product by cuBLASLt.
+MAX_PANEL_ROWS = {"int8": 512, "fp8": 128}
+"""More rows lay a weight's codes out as rows first, for a product by cuBLASLt.
 
 By estimate, until the GPU suite measures it: laying out moves 3 bytes a weight, 0.7 ps at 4.3 TB/s,
-and finishing sums 8 bytes a result. A product in panels at a third of the tensor cores' rate for
-codes takes 2.9 fs a row and weight, by cuBLASLt, with its sums finished, 1.8."""
+and finishing sums 8 bytes a result. By cuBLASLt, with its sums finished, a row and weight take 1.8
+fs. In panels a scheduler's instructions alone take 2.0 for int8 and 3.7 for fp8, which the machine
+code of sm_90a converts to 16 bits (``make cuda-loops``); with what else a kernel waits for, 2.9 and
+5.4. So they cross at 640 and 190 rows, of tiles of 128, of which a part takes as long as all."""
 MAX_UNPACKED_BYTES = 256 << 20
 """Of a weight at a time; larger ones in slices of outputs. Those of layers up to 4096 x 32768 are
 whole, and a slice is still wide enough for a product that keeps the device busy."""

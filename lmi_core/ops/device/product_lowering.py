@@ -41,10 +41,19 @@ class ProductLowering:
         self._addends: dict[Value, Value] = {}
         """What is yet to be added to values."""
         self._quantized = graph.quantized_rows()
+        self._narrow = graph.narrow_products()
         self._codes: dict[tuple[Handle, RowFormat], dict[str, object]] = {}
+        self._grouped: dict[Handle, tuple[Value, Value, Value]] = {}
+        """Of routes, what their rows are by expert."""
+        self._shared: dict[Handle, Handle] = {}
+        """Results of experts that every row takes, as values of a row for each token."""
 
-    def _product(self, x: Handle, weight: LinearWeight, bias: Tensor | None) -> Value:
-        y = self._value(torch.float32, weight.num_outputs, x.rows)
+    def _product(
+        self, x: Handle, weight: LinearWeight, bias: Tensor | None, *, is_narrow: bool = False
+    ) -> Value:
+        """``is_narrow``: dense ones in the act dtype."""
+        is_narrow = is_narrow and isinstance(weight, DeviceWeight)
+        y = self._value(self._act if is_narrow else torch.float32, weight.num_outputs, x.rows)
         if isinstance(weight, PackedWeight) and weight.row_format:
             self._quantized_product(x, weight, weight.row_format, bias, y)
         elif isinstance(weight, PackedWeight):
@@ -73,24 +82,32 @@ class ProductLowering:
             num_inputs=weight.num_inputs,
             y_stride=weight.num_outputs,
             dtype=x.dtype,
+            y_dtype=y.dtype,
         )
 
     def _packed_product(
-        self, x: Value, weight: PackedWeight, bias: Tensor | None, y: Value
+        self,
+        x: Value,
+        weight: PackedWeight,
+        bias: Tensor | None,
+        y: Value,
+        experts: Mapping[str, object] | None = None,
     ) -> None:
+        """``experts``: the kernel's arguments for experts that are all as ``weight`` is, of which
+        none is unpacked."""
         self._want_multiplied("linear_packed", x)
         if weight.num_inputs % 8 != 0:
             reason = f"the CUDA kernel has no rows of {weight.num_inputs} inputs"
             raise NotNativeError("linear_packed", reason)
         self._node(
             "linear_packed",
-            x.rows,
+            y.rows,
             x=x,
             panels=weight.panels,
             bias=bias,
             y=y,
             max_packed_rows=packed_weight.MAX_PACKED_ROWS,
-            **self._room_to_unpack(weight, x.rows, packed_weight.MAX_PACKED_ROWS),
+            **(experts or self._room_to_unpack(weight, x.rows, packed_weight.MAX_PACKED_ROWS)),
             num_outputs=weight.num_outputs,
             num_inputs=weight.num_inputs,
             group_size=weight.group_size,
@@ -105,16 +122,18 @@ class ProductLowering:
         row_format: RowFormat,
         bias: Tensor | None,
         y: Value,
+        experts: Mapping[str, object] | None = None,
     ) -> None:
+        """``experts``: as ``_packed_product`` has them."""
         self._want_native("linear_quantized")
         if (x, row_format) not in self._codes:
             self._quantize(x, row_format)
-        coded = self._codes[x, row_format]
+        coded, most_rows = self._codes[x, row_format], packed_weight.MAX_PANEL_ROWS[weight.format]
         values = [value for value in coded.values() if isinstance(value, Value)]
         self._values += [value for value in values if value not in self._values]
         self._node(
             "linear_quantized",
-            x.rows,
+            y.rows,
             row_scales=coded["scales"],
             panels=weight.panels,
             bias=bias,
@@ -123,8 +142,8 @@ class ProductLowering:
             num_inputs=weight.num_inputs,
             group_size=weight.group_size,
             is_gated=weight.is_gated,
-            max_panel_rows=packed_weight.MAX_PANEL_ROWS,
-            **self._room_to_unpack(weight, x.rows, packed_weight.MAX_PANEL_ROWS),
+            max_panel_rows=most_rows,
+            **(experts or self._room_to_unpack(weight, x.rows, most_rows)),
             **{name: value for name, value in coded.items() if name != "scales"},
         )
 

@@ -54,11 +54,13 @@ class RankedGraph(EagerGraph):
     ) -> Compute:
         [weight] = slices.slices
         multiply = self._multiply(weight)
-        if table is not None:
-            raise NotImplementedError("adapters of ranks on torch devices")
 
         def summed(replay: Replay) -> Tensor:
-            result = self._sum(multiply(replay[x], None).float())
+            own = multiply(replay[x], None).float()
+            if table is not None:
+                [linear_id] = linear_ids
+                own = self._adapted(replay, x, own, table, linear_id)
+            result = self._sum(own)
             return result if bias is None else result + bias
 
         return self._added(y, summed, residual)

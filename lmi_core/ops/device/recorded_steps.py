@@ -26,6 +26,7 @@ _STRUCTS = {
     "linear": "linear_dense",
 }
 """Of nodes with another name than their kernel's arguments."""
+_MEETINGS = ("all_reduce", "gather_columns", "share_tokens")
 
 
 @dataclass(slots=True, eq=False)
@@ -50,14 +51,22 @@ class Value:
 
 
 @dataclass(slots=True, eq=False)
-class UnpackedWeight(Value):
+class OneRow(Value):
+    """Columns that are the same for any number of rows."""
+
+    def num_bytes(self, num_rows: int) -> int:
+        return Value.num_bytes(self, 1)
+
+
+@dataclass(slots=True, eq=False)
+class UnpackedWeight(OneRow):
     """Room for an unpacked weight of as many bytes as ``columns``, for one node: none where no step
     has more rows than ``most_rows``."""
 
     most_rows: int = 0
 
     def num_bytes(self, num_rows: int) -> int:
-        return Value.num_bytes(self, 1) if num_rows > self.most_rows else 0
+        return OneRow.num_bytes(self, 1) if num_rows > self.most_rows else 0
 
 
 @dataclass(slots=True, eq=False)
@@ -81,8 +90,15 @@ class RecordedSteps:
         logits: Value,
         sizes: StepListSizes,
         device: torch.device,
+        ranks: int = 0,
     ) -> None:
-        num_rows = {"T": sizes.max_tokens, "L": sizes.max_logit_rows}
+        """``ranks``: the address of ``NcclRanks``."""
+        self._ranks = ranks
+        num_rows = {
+            "T": sizes.max_tokens,
+            "L": sizes.max_logit_rows,
+            "E": sizes.max_tokens * sizes.experts_per_token,
+        }
         num_bytes = assign_offsets(values, num_rows)
         self._arena = torch.empty(num_bytes, dtype=torch.uint8, device=device)
         self._workspace = torch.empty(cublaslt.WORKSPACE_BYTES, dtype=torch.uint8, device=device)
@@ -112,6 +128,8 @@ class RecordedSteps:
             arguments["workspace_bytes"] = self._workspace.numel()
         elif node.name == "sample":
             arguments["modified"] = self._modified.data_ptr()
+        elif node.name in _MEETINGS:
+            arguments["ranks"] = self._ranks
         struct = self.list.library.interface.kernels[_STRUCTS.get(node.name, node.name)]
         self.list.add(node.name, node.rows, struct(**arguments))
 

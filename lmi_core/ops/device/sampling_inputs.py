@@ -18,6 +18,8 @@ IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
 Edits = tuple[IntArray, IntArray, FloatArray]
 """Logit rows, token ids and values."""
+Scales = tuple[IntArray, IntArray, FloatArray, FloatArray]
+"""Logit rows, token ids, and factors of logits above 0 and of others."""
 Masks = tuple[IntArray, npt.NDArray[np.uint32]]
 """Logit rows, and per row a bit per token id, lowest first: those that may be sampled."""
 
@@ -54,6 +56,8 @@ class SamplingInputs:
     top_p: FloatArray
     min_p: FloatArray
     typical_p: FloatArray
+    epsilon_cutoff: FloatArray
+    eta_cutoff: FloatArray
     repetition_penalty: FloatArray
     presence_penalty: FloatArray
     frequency_penalty: FloatArray
@@ -65,6 +69,8 @@ class SamplingInputs:
     biases: Edits
     seen: Edits
     """Values: how often the token was generated; 0: only in the prompt."""
+    scales: Scales
+    """Of logits that penalties have changed."""
     bans: Edits
     masks: Callable[[], Masks]
     """Waits until they are filled, which happens while the step runs."""
@@ -85,9 +91,9 @@ class SamplingInputs:
             values[has_row] = rows[name]
             return values
 
-        def edits(name: str) -> Edits:
-            indices, token_ids, values = rows[name]
-            return has_row[indices].astype(np.int32), token_ids, values
+        def edits(name: str) -> Any:
+            indices, *values = rows[name]
+            return (has_row[indices].astype(np.int32), *values)
 
         is_target = target_ids >= 0
         num_top = np.clip(spread("num_logprobs", 0), 0, max_logprobs)
@@ -106,6 +112,7 @@ class SamplingInputs:
             uniform=philox.uniform(seed, choice, positions),
             biases=edits("biases"),
             seen=edits("seen"),
+            scales=edits("scales"),
             bans=edits("bans"),
             masks=step.wait_for_masks,
             **{
@@ -115,6 +122,8 @@ class SamplingInputs:
                     ("top_p", 1.0),
                     ("min_p", 0.0),
                     ("typical_p", 1.0),
+                    ("epsilon_cutoff", 0.0),
+                    ("eta_cutoff", 0.0),
                     ("repetition_penalty", 1.0),
                     ("presence_penalty", 0.0),
                     ("frequency_penalty", 0.0),

@@ -58,6 +58,13 @@ class StepArrays:
         table_rows = np.arange(len(tables), dtype=np.int32)
         return cls(**arrays, block_tables=rows, table_rows=table_rows)
 
+    def slots_at(self, rows: IntArray, positions: IntArray, block_size: int) -> IntArray:
+        """Of token rows the slots of other ``positions`` of their sequences."""
+        sequences = np.searchsorted(self.first_rows, rows, "right") - 1
+        blocks = self.block_tables[self.table_rows[sequences], positions // block_size]
+        slots: IntArray = (blocks * block_size + positions % block_size).astype(np.int32)
+        return slots
+
     def sequence(self, seq: int) -> StepArrays:
         """A step of all rows of sequence ``seq``, which has no adapter."""
         first, count = int(self.first_rows[seq]), int(self.num_rows[seq])

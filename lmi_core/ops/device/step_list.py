@@ -13,7 +13,7 @@ from torch import Tensor
 from lmi_core.ops.graph import RowSymbol
 from lmi_core.ops.kernels.cuda import library
 
-_ROWS = {"T": "TOKEN_ROWS", "L": "LOGIT_ROWS"}
+_ROWS = {"T": "TOKEN_ROWS", "L": "LOGIT_ROWS", "E": "EXPERT_ROWS"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +31,8 @@ class StepListSizes:
     split_tokens: int
     scratch_block: int
     """A block of no sequence."""
+    experts_per_token: int = 0
+    """0: the model has none."""
     num_misses: int = 1
     """Steps that are launched kernel by kernel on a busy device before theirs is captured."""
     row_counts: Sequence[int] = ()

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from lmi_core.ops.device.expert_lowering import ExpertLowering
 from lmi_core.ops.device.paged_cache import PagedCache, fixed_of, layer_arguments
-from lmi_core.ops.device.product_lowering import NotNativeError, ProductLowering
+from lmi_core.ops.device.product_lowering import NotNativeError
 from lmi_core.ops.device.recorded_steps import RecordedSteps, Value, block_copies
 from lmi_core.ops.device.step_list import StepListSizes
 from lmi_core.ops.device.torch_weights import DeviceConstants
 from lmi_core.ops.graph import Graph, Handle, LinearWeight
 from lmi_core.ops.graph import Node as GraphNode
-from lmi_core.ops.kernels.cuda.activation import ACTIVATIONS, CODED_ACTIVATIONS, can_quantize
 from lmi_core.ops.kernels.cuda.attention import not_covered
-from lmi_core.ops.kernels.cuda.norm import KINDS, most_columns
+from lmi_core.ops.kernels.cuda.norm import KINDS
 
 
-class StepLowering(ProductLowering):
+class StepLowering(ExpertLowering):
     """Kernels for the nodes of ``graph``: a method per op, of the node's result, its operands and
     attributes, with arrays as tensors. Raises NotNativeError for what no native kernel covers.
 
@@ -38,11 +39,13 @@ class StepLowering(ProductLowering):
         for node in graph.nodes:
             self._lower(node, constants)
 
-    def build(self, sizes: StepListSizes) -> RecordedSteps:
-        """A list for steps of these sizes, with the caches as they are now."""
+    def build(self, sizes: StepListSizes, ranks: int = 0) -> RecordedSteps:
+        """A list for steps of these sizes, with the caches as they are now. ``ranks``: the address
+        of those that meet in it."""
         assert self._logits is not None, "nothing was sampled"
         nodes = [*block_copies(self._caches, sizes.block_size), *self.nodes]
-        return RecordedSteps(nodes, self._values, self._logits, sizes, self.device)
+        sizes = replace(sizes, experts_per_token=self.experts_per_token)
+        return RecordedSteps(nodes, self._values, self._logits, sizes, self.device, ranks)
 
     def _lower(self, node: GraphNode, constants: DeviceConstants) -> None:
         lower = getattr(self, f"_{node.op}", None)
@@ -145,7 +148,7 @@ class StepLowering(ProductLowering):
         out_dtype: str,
         gated: bool = True,
     ) -> None:
-        product = self._product(x, weight, bias)
+        product = self._product(x, weight, bias, is_narrow=y in self._narrow)
         if activation:
             self._activate(y, product, activation, is_gated=gated)
         elif residual is not None:
@@ -191,6 +194,7 @@ class StepLowering(ProductLowering):
             "rope_cache_write",
             "T",
             qkv=self._of_handles[qkv],
+            qkv_dtype=self._of_handles[qkv].dtype,
             q=self._new(q),
             cos=cos,
             half_rotary=cos.shape[1],
@@ -253,77 +257,6 @@ class StepLowering(ProductLowering):
         y = self._value(torch.float32, value.columns, "L")
         self._node("gather_logit_rows", "L", table=value, y=y, **_table_of(value, 1.0))
         return y
-
-    def _activate(self, y: Handle, x: Value, activation: str, *, is_gated: bool) -> None:
-        self._want_native("gated_activation" if is_gated else "activation")
-        if not is_gated or activation not in CODED_ACTIVATIONS:
-            self._activation_node(activation, x, self._new(y), is_gated=is_gated)
-            return
-        self._node(
-            "gated_activation",
-            y.rows,
-            gate_up=x,
-            num_columns=y.columns,
-            activation=ACTIVATIONS[activation],
-            y_dtype=self._act,
-            **self._result(y, is_quantizable=can_quantize(y.columns)),
-        )
-
-    def _activation_node(self, name: str, x: Value, y: Value, **settings: object) -> None:
-        self._node(
-            "activation",
-            y.rows,
-            x=x,
-            y=y,
-            num_columns=y.columns,
-            activation=ACTIVATIONS[name],
-            y_dtype=y.dtype,
-            **settings,
-        )
-
-    def _norm_node(
-        self,
-        x: Value,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        *,
-        y: Value | None = None,
-        addend: Value | None = None,
-        kind: str = "none",
-        eps: float = 0.0,
-    ) -> None:
-        """Of whole rows. ``y`` None: the sum with the addend alone."""
-        self._node(
-            "norm",
-            x.rows,
-            x=x,
-            addend=addend,
-            weight=weight,
-            bias=bias,
-            y=y,
-            num_groups=1,
-            num_columns=x.columns,
-            stride=x.columns,
-            kind=KINDS[kind],
-            eps=eps,
-            y_dtype=torch.float32 if y is None else y.dtype,
-        )
-
-    def _add_later(self, target: Value, addend: Value) -> None:
-        self._settle(target)
-        self._addends[target] = addend
-
-    def _settle(self, value: Value) -> None:
-        """Add what is yet to be added to it."""
-        addend = self._addends.pop(value, None)
-        if addend is not None:
-            self._want_normed("norm", value.columns)
-            self._norm_node(value, None, None, addend=addend)
-
-    def _want_normed(self, op: str, num_columns: int) -> None:
-        self._want_native(op)
-        if num_columns > most_columns(num_columns):
-            raise NotNativeError(op, f"the CUDA kernel has no rows of {num_columns} columns")
 
     def _cached(self, cache: PagedCache, layer: int) -> dict[str, object]:
         if cache not in self._caches:

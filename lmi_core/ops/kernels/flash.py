@@ -34,12 +34,14 @@ def attention(
     scales: Scales = None,
     slopes: Tensor | None = None,
     sinks: Tensor | None = None,
+    sees_later: bool = False,
+    relative: Tensor | None = None,
 ) -> Tensor:
     """Causal attention with grouped queries, [T, hq d] -> [T, hq d] in q's dtype.
 
     keys, values: one layer's [slots, hkv, d]. ``window``: keys seen counting the query's own; 0:
     all. ``soft_cap``: 0: none. ``scales``: of 8-bit keys and values. ``slopes``, ``sinks``: of
-    heads, which the project's kernels see to.
+    heads, which the project's kernels see to, as they do to ``sees_later`` and ``relative``.
     """
     settings = {
         "num_q_heads": num_q_heads,
@@ -49,6 +51,8 @@ def attention(
         "scales": scales,
         "slopes": slopes,
         "sinks": sinks,
+        "sees_later": sees_later,
+        "relative": relative,
     }
     others = next_best("attention", q.device)
     if len(step.query_tiles) == 0:
@@ -57,6 +61,8 @@ def attention(
     reason = not_covered(q.dtype, keys.dtype, keys.shape[-1])
     if slopes is not None or sinks is not None:
         reason = "ALiBi or attention sinks"
+    if sees_later:
+        reason = "tokens that see later ones"
     if reason:
         y = fallback("attention", q.device, reason, owner="flash-attn")(
             q, keys, values, step, **settings

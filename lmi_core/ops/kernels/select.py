@@ -37,9 +37,9 @@ IMPLEMENTATIONS = {
     "activation": ("triton", "torch", "native"),
     "soft_cap": ("triton", "torch", "native"),
     "clip": ("triton", "torch", "native"),
-    "route": ("triton", "torch"),
-    "group_rows": ("triton", "torch"),
-    "grouped_linear": ("triton", "torch"),
+    "route": ("triton", "torch", "native"),
+    "group_rows": ("triton", "torch", "native"),
+    "grouped_linear": ("triton", "torch", "native"),
     "rope_cache_write": ("triton", "torch", "native"),
     "attention": ("triton", "torch", "native", "flash"),
     "sample": ("torch", "native"),
@@ -186,16 +186,10 @@ def select_invariant(device_type: str, forced: str | None = None) -> dict[str, s
     return chosen | dict.fromkeys(_INVARIANT, "invariant") | {"sample": "by row"}
 
 
-def with_torch_attention(chosen: Mapping[str, str], reason: str) -> dict[str, str]:
-    """What was chosen, for a model whose attention has ``reason``, which is torch's alone: what
-    must be invariant then takes every op row by row."""
-    name = chosen["attention"]
-    if name in ("torch", "by row"):
-        return dict(chosen)
-    _log.warning("attention runs in torch: %s has no kernel for %s", name, reason)
-    if name == "invariant":
-        return dict.fromkeys(IMPLEMENTATIONS, "by row")
-    return {**chosen, "attention": "torch"}
+def by_row(reason: str) -> dict[str, str]:
+    """Op -> torch a row at a time, for a model that has what no invariant kernel has."""
+    _log.warning("every op runs in torch, row by row: no invariant kernel has %s", reason)
+    return dict.fromkeys(IMPLEMENTATIONS, "by row")
 
 
 def usable(op: str, device_type: str) -> list[str]:
@@ -250,6 +244,8 @@ def describe_launch(chosen: Mapping[str, str]) -> str:
     others = [f"{op} ({chosen[op]})" for op in IMPLEMENTATIONS if chosen[op] != "native"]
     if LAUNCH not in chosen:
         return f"from Python ({VARIABLE}=native: from C++)"
+    if not others:
+        return "from C++ where every node of a model has a kernel, else from Python"
     return f"from Python for models with {', '.join(others)}, else from C++"
 
 

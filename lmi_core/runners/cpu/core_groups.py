@@ -125,6 +125,18 @@ def num_own_cores(degree: int, num_copies: int = 1, allowed: Sequence[Sequence[i
     return max(1, num_cores // (degree * num_copies))
 
 
+def node_of(cpus: Collection[int], root: Path = _ROOT) -> int:
+    """The NUMA node that has all of these; 0 where there is none, or nothing is said."""
+    nodes = {core.node for core in found_cores(cpus, root)}
+    return nodes.pop() if len(nodes) == 1 else 0
+
+
+def num_weight_nodes(binding: Binding, degree: int, num_copies: int) -> int:
+    """In how many nodes so many copies have their weights."""
+    groups = [own_groups(binding, degree, number, num_copies) for number in range(num_copies)]
+    return len({node_of(own[0]) for own in groups if own}) or 1
+
+
 def _differ(allowed: Sequence[Sequence[int]]) -> bool:
     return len({tuple(cpus) for cpus in allowed}) > 1
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from lmi_core import _native
 from lmi_core.models.eagle_head import EagleHead
 from lmi_core.models.medusa_heads import MedusaHeads
-from lmi_core.runners.cpu.core_groups import bound_to, num_own_cores, own_groups
+from lmi_core.runners.cpu.core_groups import bound_to, node_of, num_own_cores, own_groups
 from lmi_core.runners.cpu.draft_chains import DraftChains
 from lmi_core.runners.cpu.draft_runner import CpuDraftRunner
 from lmi_core.runners.cpu.eagle_runner import EagleRunner, eagle_states
@@ -197,7 +197,9 @@ class CpuRunner:
             each.save()
 
     def _report(self, config: EngineConfig, weight_bytes: int) -> None:
-        """Say how several models divide the machine."""
+        """Say what makes it slow, and how several models divide the machine."""
+        if _native.instruction_sets() == ["scalar"] and _native.unbuilt_instruction_sets():
+            log.warning("kernels for this processor aren't built: `make build` adds them")
         claimed_bytes = HOST_MEMORY.others_bytes(self._claim)
         if config.num_models == 1 and not claimed_bytes:
             return
@@ -320,7 +322,9 @@ def with_bound_cpus(config: EngineConfig) -> EngineConfig:
 def _open_packed(found: FoundModel) -> PackedModel | None:
     from lmi_core.weights.packed_model import open_packed_model
 
-    return open_packed_model(found.asked, found.checkpoint, num_rank_threads(found.asked))
+    config, cpus = found.asked, found.asked.bound_cpus
+    node = node_of(cpus[0]) if cpus else 0
+    return open_packed_model(config, found.checkpoint, num_rank_threads(config), node=node)
 
 
 def _load(

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from lmi_core import _native
 from lmi_core.models.eagle_decoder import EagleDecoder, kept_states, pack_eagle
 from lmi_core.models.eagle_head import EagleHead
 from lmi_core.ops.cpu import NativeWeights
-from lmi_core.runners.cpu.draft_chains import DraftChains, draft_rows, most_drafts
+from lmi_core.runners.cpu.draft_chains import DraftChains
 from lmi_core.runners.cpu.sizes import cache_dtype, make_cache, num_rank_threads
+from lmi_core.runners.draft_steps import draft_rows, most_drafts
 from lmi_core.runners.step_memory import StepMemory, StepSizes
 
 if TYPE_CHECKING:
@@ -23,7 +26,9 @@ def eagle_states(
 ) -> KeptStates:
     """What the steps of ``model`` keep for its head."""
     weights = NativeWeights(config.instruction_set, num_rank_threads(config))
-    return kept_states(head, model.dtype, num_blocks * config.block_size, weights)
+    shape = num_blocks * config.block_size, head.spec.hidden_size
+    table = np.zeros(shape, np.float32 if model.dtype == "fp32" else np.uint16)
+    return kept_states(head, model.dtype, table, weights)
 
 
 class EagleRunner(DraftChains):

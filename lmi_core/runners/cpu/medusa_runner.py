@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lmi_core import _native
-from lmi_core.models.medusa_heads import MedusaHeads
+from lmi_core.models.medusa_heads import MedusaHeads, record_head
 from lmi_core.runners.cpu.draft_chains import DraftChains
 from lmi_core.runners.step_memory import StepMemory, StepSizes
 from lmi_core.weights.formats import FloatArray
 
 if TYPE_CHECKING:
     from lmi_core.models.loader import LoadedModel
-    from lmi_core.ops.graph import Graph, Handle, LinearWeight
+    from lmi_core.ops.graph import Graph, LinearWeight
     from lmi_core.settings.engine_config import EngineConfig
 
 
@@ -57,16 +57,7 @@ class MedusaRunner(DraftChains):
         x = ops.gather_logit_rows(ops.embed(graph, self.states))
         if norm is not None:
             x = ops.norm(x, norm.weight, norm.bias, spec.eps, kind=spec.kind, out_dtype="fp32")
-        for weight, bias in heads.blocks(head):
-            y = ops.linear(self._plain(x), self._packed(weight), bias=bias)
-            y = ops.activation(y, "silu")
-            x = ops.norm(y, None, None, 0.0, kind="none", residual=x)
-        ops.sample(ops.linear(self._plain(x), self._packed(heads.output(head))))
-
-    def _plain(self, x: Handle) -> Handle:
-        from lmi_core import ops
-
-        return ops.norm(x, None, None, 0.0, kind="none")
+        record_head(x, heads, head, self._packed)
 
     def _packed(self, matrix: FloatArray) -> LinearWeight:
         from lmi_core.ops.cpu import NativeWeights

@@ -13,8 +13,9 @@ from lmi_core import _native
 from lmi_core.errors import InsufficientMemoryError
 from lmi_core.models.loader import FoundModel
 from lmi_core.models.spec import DecoderSpec
-from lmi_core.runners.cpu.draft_chains import draft_rows
+from lmi_core.runners.cpu.core_groups import num_weight_nodes
 from lmi_core.runners.cpu.sizes import pool_block_bytes, step_sizes
+from lmi_core.runners.draft_steps import draft_rows
 from lmi_core.runners.step_memory import size_kv_cache
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.units import megabytes
@@ -172,11 +173,14 @@ def shares_weights(config: EngineConfig, stored_bytes: int) -> bool:
 
 def estimate_copies(found: FoundModel, num_copies: int, claimed_bytes: int = 0) -> Estimate:
     """As ``estimate``, of so many processes together. They share packed weights in the repack
-    cache, and divide the part of the memory that KV caches get."""
+    cache, those of each NUMA node, and divide the part of the memory that KV caches get."""
     config = found.asked
     each = replace(config, num_models=config.num_models * num_copies)
     needs = estimate(replace(found, asked=each), claimed_bytes)
-    num_weights = 1 if shares_weights(config, needs.stored) else num_copies
+    num_weights = num_copies
+    if shares_weights(config, needs.stored):
+        degree = config.tensor_parallel_degree
+        num_weights = num_weight_nodes(config.cpu_binding, degree, num_copies)
     return replace(
         needs,
         weights=num_weights * needs.weights,

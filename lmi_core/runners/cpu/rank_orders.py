@@ -22,37 +22,24 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class RankOrders:
+class AdapterOrders:
     """Carries out orders one after the other, which steps wait for, and beside them what is asked.
 
     An order that fails ends the process: no step is right without it."""
 
-    def __init__(
-        self,
-        connection: socket.socket,
-        group: _native.RankGroup,
-        recorded: RecordedModel,
-        store: LoraStore | None,
-    ) -> None:
+    def __init__(self, connection: socket.socket, store: LoraStore | None) -> None:
         self._connection = connection
-        self._group = group
-        self._recorded = recorded
         self._store = store
         self._adapters: dict[int, PackedLora] = {}
         self._sending = threading.Lock()
 
-    def run(self) -> None:
-        """Until rank 0 says nothing more: then it is gone, or will be, and so is this process."""
-        with suppress(EOFError, OSError):
-            while True:
-                received = message.receive(self._connection, MAX_MESSAGE_BYTES)
-                kind, number, name, arguments = message.decode(received)
-                if kind == "order":
-                    self._carry_out(number, name, arguments)
-                else:
-                    asked = (number, name, arguments)
-                    threading.Thread(target=self._answer, args=asked, daemon=True).start()
-        os._exit(0)
+    def take(self, kind: str, number: int, name: str, arguments: tuple[Any, ...]) -> None:
+        """An order, or what is asked."""
+        if kind == "order":
+            self._carry_out(number, name, arguments)
+        else:
+            asked = (number, name, arguments)
+            threading.Thread(target=self._answer, args=asked, daemon=True).start()
 
     def _carry_out(self, number: int, name: str, arguments: tuple[Any, ...]) -> None:
         try:
@@ -60,8 +47,11 @@ class RankOrders:
         except Exception:
             log.exception("%s failed", name)
             os._exit(1)
-        self._group.finish_order()
+        self._finish_order()
         self._send(("done", number, result))
+
+    def _finish_order(self) -> None:
+        """Let steps that wait for it begin."""
 
     def _answer(self, number: int, name: str, arguments: tuple[Any, ...]) -> None:
         try:
@@ -82,6 +72,36 @@ class RankOrders:
         packed = self._adapters[key] = self._store.pack(path)
         return packed.num_bytes
 
+    def set_adapter(self, slot: int, key: int | None) -> None:
+        """An order."""
+        assert self._store is not None
+        self._store.set(slot, None if key is None else self._adapters[key])
+
+
+class RankOrders(AdapterOrders):
+    """And copies of KV blocks."""
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        group: _native.RankGroup,
+        recorded: RecordedModel,
+        store: LoraStore | None,
+    ) -> None:
+        super().__init__(connection, store)
+        self._group = group
+        self._recorded = recorded
+
+    def run(self) -> None:
+        """Until rank 0 says nothing more: then it is gone, or will be, and so is this process."""
+        with suppress(EOFError, OSError):
+            while True:
+                self.take(*message.decode(message.receive(self._connection, MAX_MESSAGE_BYTES)))
+        os._exit(0)
+
+    def _finish_order(self) -> None:
+        self._group.finish_order()
+
     def copy_out(self, block_id: int) -> bytes:
         """An order."""
         content = bytearray(self._recorded.cache.bytes_per_block)
@@ -91,8 +111,3 @@ class RankOrders:
     def copy_in(self, block_id: int, content: bytes) -> None:
         """An order."""
         self._recorded.cache.copy_in(block_id, content)
-
-    def set_adapter(self, slot: int, key: int | None) -> None:
-        """An order."""
-        assert self._store is not None
-        self._store.set(slot, None if key is None else self._adapters[key])

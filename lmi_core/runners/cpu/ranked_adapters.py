@@ -6,10 +6,10 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections import deque
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from lmi_core import _native
 from lmi_core.adapters.store import LoraStore, PackedLora
@@ -19,7 +19,6 @@ from lmi_core.ops.cpu import NativeWeights
 if TYPE_CHECKING:
     from lmi_core.models.loader import LoadedModel
     from lmi_core.ops.graph import LoraTable
-    from lmi_core.runners.cpu.ranks import Ranks
     from lmi_core.settings.engine_config import EngineConfig
     from lmi_core.settings.lora_config import LoraConfig
 
@@ -31,10 +30,22 @@ class RankedLora(PackedLora):
     key: int = 0
 
 
+class OtherRanks(Protocol):
+    """Of a model, as rank 0 has them."""
+
+    def ask(self, name: str, *arguments: Any) -> list[Future[Any]]:
+        """Have each do something; what it returns. Does not wait."""
+        ...
+
+    def order(self, name: str, *arguments: Any) -> list[Future[Any]]:
+        """The same, before steps that are submitted from now on."""
+        ...
+
+
 class RankedAdapters:
     """Implements ``AdapterStore`` for all ranks of a model; ``own``: rank 0's."""
 
-    def __init__(self, own: LoraStore, ranks: Ranks) -> None:
+    def __init__(self, own: LoraStore, ranks: OtherRanks) -> None:
         self._own = own
         self._ranks = ranks
         self._keys = itertools.count()

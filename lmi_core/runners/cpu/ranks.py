@@ -144,6 +144,7 @@ class RankProcess:
         self._numbers = itertools.count()
         self._calls: dict[int, Future[Any]] = {}
         self._unsent: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
+        self._sending = threading.Lock()
         self._is_gone = False
         self._connection, theirs = socket.socketpair()
         with theirs:
@@ -159,15 +160,23 @@ class RankProcess:
 
     def send(self, value: Any) -> None:
         try:
-            message.send(self._connection, message.encode(value))
+            with self._sending:
+                message.send(self._connection, message.encode(value))
         except OSError:
             raise self._gone() from None
 
-    def call(self, kind: str, name: str, arguments: tuple[Any, ...]) -> Future[Any]:
-        """Have ``listen`` send it, in the order of calls, and settle what is returned."""
+    def call(
+        self, kind: str, name: str, arguments: tuple[Any, ...], *, at_once: bool = False
+    ) -> Future[Any]:
+        """Have ``listen`` send it, in the order of calls, and settle what is returned; ``at_once``:
+        send it here, before what is sent from now on."""
         number, call = next(self._numbers), Future[Any]()
         self._calls[number] = call
-        self._unsent.put((kind, number, name, arguments))
+        if at_once:
+            with suppress(EngineError):  # then ``listen`` fails it
+                self.send((kind, number, name, arguments))
+        else:
+            self._unsent.put((kind, number, name, arguments))
         if self._is_gone:
             self._fail_calls()
         return call
@@ -204,8 +213,8 @@ class RankProcess:
     def send_descriptor(self, descriptor: int) -> None:
         socket.send_fds(self._connection, [b"\0"], [descriptor])
 
-    def receive(self) -> None:
-        """Wait until it has done what it was told."""
+    def receive(self) -> list[Any]:
+        """Wait until it has done what it was told; what it says of that."""
         try:
             parts = message.receive(self._connection, MAX_MESSAGE_BYTES)
         except (EOFError, OSError):
@@ -213,6 +222,7 @@ class RankProcess:
         kind, *rest = message.decode(parts)
         if kind == "failed":
             raise message.rebuilt(*rest[0])
+        return list(rest)
 
     def last_words(self) -> str:
         code = self._process.wait()

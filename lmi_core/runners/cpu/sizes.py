@@ -84,17 +84,23 @@ def check_sizes(config: EngineConfig) -> None:
     ):
         if value is not None and not low <= value <= high:
             raise UserError(f"{name} is {value}; allowed are {low} to {high}", field=name)
-    levels = _native.instruction_sets()
-    if config.instruction_set and config.instruction_set not in levels:
-        raise UserError(
-            f"instruction_set is {config.instruction_set!r}; allowed here are {', '.join(levels)}",
-            field="instruction_set",
-        )
+    check_instruction_set(config.instruction_set, f"instruction_set {config.instruction_set!r}")
     if config.block_size % BLOCK_MULTIPLE:
         raise UserError(
             f"block_size is {config.block_size}, but must be a multiple of {BLOCK_MULTIPLE}",
             field="block_size",
         )
+
+
+def check_instruction_set(name: str, said: str) -> None:
+    """Raise UserError, which begins with what was ``said``, for a level that can't be had."""
+    levels = _native.instruction_sets()
+    if not name or name in levels:
+        return
+    text = f"{said} is not available here; this machine and build have {', '.join(levels)}"
+    if unbuilt := _native.unbuilt_instruction_sets():
+        text += f" ({', '.join(unbuilt)}: not built; in the checkout, `make build` adds them)"
+    raise UserError(text, field="instruction_set")
 
 
 def check_heads(found: FoundModel) -> None:

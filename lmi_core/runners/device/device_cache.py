@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
+from lmi_core.ops.device.kept_table import KeptTable
 from lmi_core.ops.device.paged_cache import FixedScales, PagedCache
 from lmi_core.ops.kernels import select
 from lmi_core.runners.runner import RunnerInfo
@@ -24,7 +27,15 @@ DEFAULT_BATCHED_TOKENS = {"cpu": 2048, "cuda": 8192}
 class DeviceCache:
     """``store`` and what is decided with it: the sizes of steps, the number of blocks."""
 
-    def __init__(self, config: EngineConfig, model: LoadedModel, device: torch.device) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        model: LoadedModel,
+        device: torch.device,
+        drafting: DeviceCache | None = None,
+        kept: KeptTable | None = None,
+    ) -> None:
+        """``drafting``: of what drafts, which has as many blocks as ``model``; ``kept``: for it."""
         spec, attention = model.spec, model.spec.attention
         self._config, self._model = config, model
         self.dtype = model.dtype if config.kv_dtype == "auto" else config.kv_dtype
@@ -47,13 +58,24 @@ class DeviceCache:
             is_latent=attention.latent is not None,
             fixed_scales=[FixedScales(*scales) for scales in model.kv_scales],
         )
-        # Ranks on the CPU divide its memory.
         self._num_ranks = model.slicing.num_ranks
-        self._block_bytes = self._num_ranks * self.store.num_bytes
+        # Ranks on the CPU divide its memory; on GPUs each has its own.
+        is_divided = device.type == "cpu"
+        self._num_caches = 1 if is_divided else self._num_ranks
+        self._block_bytes = self.store.num_bytes * (self._num_ranks if is_divided else 1)
+        self._beside: list[PagedCache | KeptTable] = []
+        if drafting is not None:
+            self._beside.append(drafting.store)
+        if kept is not None:
+            self._beside.append(kept)
+        self._block_bytes += sum(each.num_bytes for each in self._beside)
 
-    def grow(self, measured: MeasuredMemory | None) -> KvCacheSize:
+    def grow(
+        self, measured: MeasuredMemory | None, agree: Callable[[int], int] | None = None
+    ) -> KvCacheSize:
         """Take what ``measured`` leaves, or what the configuration says, and a block more: the
-        last one, of rows that stand for none.
+        last one, of rows that stand for none. ``agree``: gives the number of blocks that all ranks
+        have, of how many this one could have.
 
         Raises InsufficientMemoryError, with values that would work, where it doesn't fit."""
         config, sizes = self._config, self.sizes
@@ -67,10 +89,14 @@ class DeviceCache:
             max_model_len=sizes.max_model_len,
             spare=spare,
         )
+        if agree is not None:
+            memory = replace(memory, num_blocks=agree(memory.num_blocks))
         if measured is not None:
             measured.report(memory)
         try:
             self.store.resize(memory.num_blocks + 1)
+            for each in self._beside:
+                each.resize(memory.num_blocks + 1)
         except torch.OutOfMemoryError as error:
             if measured is None:
                 raise
@@ -78,7 +104,12 @@ class DeviceCache:
         return memory
 
     def info(
-        self, memory: KvCacheSize, measured: MeasuredMemory | None, chosen: Mapping[str, str]
+        self,
+        memory: KvCacheSize,
+        measured: MeasuredMemory | None,
+        chosen: Mapping[str, str],
+        *,
+        runs_ahead: bool,
     ) -> RunnerInfo:
         config, sizes, model = self._config, self.sizes, self._model
         return RunnerInfo(
@@ -91,14 +122,14 @@ class DeviceCache:
             num_blocks=memory.num_blocks,
             block_size=config.block_size,
             weight_bytes=self._num_ranks * model.weights.num_bytes,
-            kv_cache_bytes=memory.num_bytes,
+            kv_cache_bytes=self._num_caches * memory.num_bytes,
             arena_bytes=0 if measured is None else measured.workspace_bytes,
             dtype=model.dtype,
             quantize=model.quantize or "",
             kv_dtype=self.dtype,
             device=config.device,
             kernels=select.describe(chosen),
-            runs_ahead=model.pooling is None and self._num_ranks == 1,
+            runs_ahead=model.pooling is None and runs_ahead,
             verifies_drafts=model.pooling is None,
             pooling=model.pooling,
             num_ranks=self._num_ranks,

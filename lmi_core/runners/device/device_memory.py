@@ -196,20 +196,28 @@ def measure(
     usable_share: float,
     run_step: Callable[[int], None],
     measure_graphs: Callable[[], int],
+    can_try_less: bool = True,
 ) -> MeasuredMemory:
     """Measure with the weights in place, and a KV cache of next to nothing.
 
     ``others_bytes`` was allocated before the weights. ``run_step`` runs the widest step of so many
     tokens; ``measure_graphs`` gives the bytes that captured graphs will take. Raises
     InsufficientMemoryError if a step of ``num_tokens`` doesn't fit; it names the most that does, of
-    its halves and quarters and so on.
+    its halves and quarters and so on, unless that can't be tried: no rank runs a step alone.
     """
     weight_bytes = memory.allocated_bytes() - others_bytes
     memory.start_peak()
     try:
         run_step(num_tokens)
     except torch.OutOfMemoryError as error:
-        raise _too_wide(num_tokens, memory, run_step) from error
+        advice = "lower max_num_batched_tokens, quantize the weights or use larger GPUs"
+        if can_try_less:
+            advice = _narrower(num_tokens, memory, run_step)
+        raise InsufficientMemoryError(
+            f"a step of max_num_batched_tokens={num_tokens} tokens doesn't fit into the "
+            f"{memory.free_bytes() / _GIB:.1f} GiB free on the GPU after the weights: {advice}",
+            field="max_num_batched_tokens",
+        ) from error
     workspace_bytes = memory.peak_bytes()
     graph_bytes = measure_graphs()
     total_bytes = memory.total_bytes
@@ -223,9 +231,8 @@ def measure(
     )
 
 
-def _too_wide(
-    num_tokens: int, memory: DeviceMemory, run_step: Callable[[int], None]
-) -> InsufficientMemoryError:
+def _narrower(num_tokens: int, memory: DeviceMemory, run_step: Callable[[int], None]) -> str:
+    """What to do about a step that is too wide."""
     fitting = num_tokens // 2
     while fitting >= _FEWEST_TOKENS:
         memory.start_peak()
@@ -234,11 +241,6 @@ def _too_wide(
             break
         except torch.OutOfMemoryError:
             fitting //= 2
-    advice = "quantize the weights or use a larger GPU"
     if fitting >= _FEWEST_TOKENS:
-        advice = f"set max_num_batched_tokens to at most {fitting}"
-    return InsufficientMemoryError(
-        f"a step of max_num_batched_tokens={num_tokens} tokens doesn't fit into the "
-        f"{memory.free_bytes() / _GIB:.1f} GiB free on the GPU after the weights: {advice}",
-        field="max_num_batched_tokens",
-    )
+        return f"set max_num_batched_tokens to at most {fitting}"
+    return "quantize the weights or use a larger GPU"

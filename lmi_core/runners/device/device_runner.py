@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from lmi_core.errors import InsufficientMemoryError, UserError
+from lmi_core.models.eagle_head import EagleHead
 from lmi_core.ops.device.product_lowering import NotNativeError
 from lmi_core.ops.device.torch_weights import DeviceWeights
 from lmi_core.ops.kernels import select
 from lmi_core.runners.cpu.cpu_runner import Progress
 from lmi_core.runners.device.cuda_runner import CudaRunner
 from lmi_core.runners.device.device_memory import memory_of
+from lmi_core.runners.device.drafting import Drafting, EagleDrafting, MedusaDrafting
 from lmi_core.runners.device.torch_runner import TorchRunner
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.version import torch_too_old
@@ -25,7 +27,7 @@ from lmi_core.weights.quantized.checkpoint import can_be_quantized
 if TYPE_CHECKING:
     from lmi_core.models.loader import FoundModel, LoadedModel
     from lmi_core.models.smoothing import Smoothing
-    from lmi_core.runners.device.torch_ranks import TorchRanks
+    from lmi_core.runners.device.device_ranks import DeviceRanks
     from lmi_core.weights.checkpoint import Checkpoint
 
 _log = logging.getLogger(__name__)
@@ -49,38 +51,58 @@ def load_device_runner(
     memory = memory_of(device)
     found = find_model(asked) if isinstance(asked, EngineConfig) else asked
     others_bytes = 0 if memory is None else memory.allocated_bytes()
-    smoothing = smoothing_for(found, progress)
+    smoothings = [smoothing_for(each, progress) for each in found.models]
     with ExitStack() as failed:
-        ranks = _start_ranks(config, smoothing)
+        ranks = _start_ranks(config, smoothings[0], chosen)
         if ranks is not None:
             failed.callback(ranks.close)
         try:
-            model = load_weights(
-                found,
-                DeviceWeights(device, config.activations),
-                None if progress is None else partial(progress, "weights"),
-                smoothing,
+            on_weights = None if progress is None else partial(progress, "weights")
+            model, *drafts = (
+                load_weights(each, DeviceWeights(device, config.activations), on_weights, smoothing)
+                for each, smoothing in zip(found.models, smoothings, strict=True)
             )
         except torch.OutOfMemoryError as error:
             raise _no_room_for_weights(config, found.checkpoint, device) from error
-        runner = make_runner(config, model, device, chosen, others_bytes, ranks)
+        drafting: Drafting | None = None
+        name = found.drafted_by
+        if found.draft is not None:
+            drafting = Drafting(name, found.draft.asked, drafts[0], device)
+        elif isinstance(found.heads, EagleHead):
+            drafting = EagleDrafting(name, config, model, found.heads, device)
+        elif found.heads is not None:
+            drafting = MedusaDrafting(name, config, model, found.heads, device)
+        runner = make_runner(config, model, device, chosen, others_bytes, ranks, drafting)
         failed.pop_all()
     return runner, model
 
 
-def _start_ranks(config: EngineConfig, smoothing: Smoothing | None) -> TorchRanks | None:
+def _start_ranks(
+    config: EngineConfig, smoothing: Smoothing | None, chosen: Mapping[str, str]
+) -> DeviceRanks | None:
     """The others of those that compute the model; None: this process does it alone."""
     if config.tensor_parallel_degree == 1:
         return None
-    if config.lora is not None:
+    from lmi_core.runners.device.device_ranks import DeviceRanks
+
+    if config.device == "cuda":
+        _check_num_gpus(config.tensor_parallel_degree)
+        _log.warning("ranks on GPUs meet by NCCL, which hasn't run on hardware in this version")
+    if chosen.get(select.LAUNCH) == "native":
+        from lmi_core.ops.kernels.cuda.nccl import open_nccl
+
+        open_nccl()  # before anybody reads weights
+    return DeviceRanks(config, smoothing)
+
+
+def _check_num_gpus(degree: int) -> None:
+    num_gpus = torch.cuda.device_count()
+    if num_gpus < degree:
         raise UserError(
-            f"tensor_parallel_degree={config.tensor_parallel_degree} on device={config.device} "
-            "doesn't go with LoRA adapters in this version: write 1, or device=cpu",
+            f"tensor_parallel_degree={degree}, but torch finds {num_gpus} GPUs: write at most "
+            "that, or show the process more by CUDA_VISIBLE_DEVICES",
             field="tensor_parallel_degree",
         )
-    from lmi_core.runners.device.torch_ranks import TorchRanks
-
-    return TorchRanks(config, smoothing)
 
 
 def _unused(chosen: Mapping[str, str]) -> str:
@@ -95,17 +117,20 @@ def make_runner(
     device: torch.device,
     chosen: Mapping[str, str],
     others_bytes: int = 0,
-    ranks: TorchRanks | None = None,
+    ranks: DeviceRanks | None = None,
+    drafting: Drafting | None = None,
 ) -> TorchRunner | CudaRunner:
-    """C++ launches the steps where that was chosen and every op of the model has a native kernel;
-    else Python does, and the log names the op. ``others_bytes`` were allocated before the
-    weights."""
+    """C++ launches the steps where that was chosen and every op of the model has a native kernel,
+    and no model drafts for it; else Python does, and the log says why. ``others_bytes`` were
+    allocated before the weights."""
     if chosen.get(select.LAUNCH) == "native":
         try:
-            return CudaRunner(config, model, device, chosen, others_bytes)
+            if drafting is not None:
+                raise NotNativeError("take_tokens", "chains of drafts are launched there")
+            return CudaRunner(config, model, device, chosen, others_bytes, ranks)
         except NotNativeError as error:
             _log.warning("steps are launched from Python, op by op, because of %s", error)
-    return TorchRunner(config, model, device, chosen, others_bytes, ranks)
+    return TorchRunner(config, model, device, chosen, others_bytes, ranks, drafting)
 
 
 def find_device(config: EngineConfig) -> torch.device:

@@ -17,29 +17,26 @@ import torch
 from torch import Tensor
 
 from lmi_core import _native
-from lmi_core.adapters.store import LoraStore
-from lmi_core.ops import LoraTable
-from lmi_core.ops.device.adapter_table import AdapterTable
 from lmi_core.ops.device.device_step import DeviceStep
-from lmi_core.ops.device.eager import EagerGraph
-from lmi_core.ops.device.paged_cache import KV_DTYPES
 from lmi_core.ops.device.pending_results import PendingResults, PendingRows
-from lmi_core.ops.device.ranked_graph import RankedGraph, Ranks
 from lmi_core.ops.device.sampling_inputs import SamplingInputs
 from lmi_core.ops.device.step_arrays import StepArrays
-from lmi_core.ops.device.torch_weights import DTYPES, DeviceWeights
-from lmi_core.ops.graph import Graph
 from lmi_core.ops.kernels import select
-from lmi_core.ops.kernels.flash_choice import AttentionShape, prefer_flash
+from lmi_core.runners.cpu.ranked_adapters import RankedAdapters
 from lmi_core.runners.device.decode_graphs import Capture, CudaCapture, DecodeGraphs
 from lmi_core.runners.device.device_cache import DeviceCache
 from lmi_core.runners.device.device_memory import MeasuredMemory, measure, memory_of
+from lmi_core.runners.device.draft_runner import DraftJob, TorchDraftRunner, take_tokens
+from lmi_core.runners.device.drafting import Drafting
+from lmi_core.runners.device.recorded import adapter_store, chosen_for, record_eager
 from lmi_core.runners.device.widest_step import widest_arrays, widest_sampling
 from lmi_core.runners.step_memory import StepMemory, StepSizes
 
 if TYPE_CHECKING:
     from lmi_core.models.loader import LoadedModel
-    from lmi_core.runners.device.torch_ranks import TorchRanks
+    from lmi_core.ops.device.eager import EagerGraph
+    from lmi_core.runners.device.device_ranks import DeviceRanks
+    from lmi_core.runners.runner import AdapterStore
     from lmi_core.settings.engine_config import EngineConfig
     from lmi_core.weights.formats import FloatArray
 
@@ -56,12 +53,14 @@ class _Job(NamedTuple):
     arrays: StepArrays
     logit_rows: list[int] | None
     submitted_ns: int
+    wants_states: bool = False
 
 
 class _Launched(NamedTuple):
     job: _Job
     results: PendingResults | PendingRows | None
     """None: the step failed."""
+    states: PendingRows | None
     started_ns: int
 
 
@@ -75,58 +74,69 @@ class TorchRunner:
         device: torch.device,
         chosen: Mapping[str, str],
         others_bytes: int = 0,
-        ranks: TorchRanks | None = None,
+        ranks: DeviceRanks | None = None,
+        drafting: Drafting | None = None,
     ) -> None:
         """``chosen``: the implementation of every op. ``others_bytes``: what was allocated on the
         device before the weights. ``ranks``: the others that compute ``model``, of which this is
-        rank 0."""
-        cache = DeviceCache(config, model, device)
+        rank 0. ``drafting``: what drafts for it."""
+        kept = None if drafting is None else drafting.kept
+        beside = None if drafting is None else drafting.cache
+        table = None if drafting is None else drafting.table
+        cache = DeviceCache(config, model, device, beside, table)
         self.device, sizes = device, cache.sizes
-        chosen = select.launched_from_python(chosen)
-        if config.flash_attention and not config.deterministic:
-            attention = model.spec.attention
-            shape = AttentionShape(
-                num_q_heads=attention.num_q_heads,
-                num_kv_heads=attention.num_kv_heads,
-                head_dim=attention.head_dim,
-                block_size=config.block_size,
-                dtype=DTYPES[model.dtype],
-                cache_dtype=KV_DTYPES[cache.dtype],
-            )
-            prefer_flash(chosen, device, shape)
-        if reason := only_torch_attends(model, is_invariant=config.deterministic):
-            chosen = select.with_torch_attention(chosen, reason)
+        drafted_with = chosen
+        chosen = chosen_for(model, config, cache, device, chosen)
         if config.deterministic:
             _log.info("deterministic: %s", select.describe(chosen))
-        self.adapters = None
-        if config.lora is not None:
-            backend = DeviceWeights(device)
-            self.adapters = LoraStore(model, backend, AdapterTable(), max_rank=config.lora.max_rank)
-        table = None if self.adapters is None else self.adapters.table
+        store = adapter_store(config, model, device)
+        self.adapters: AdapterStore | None = store
+        if store is not None and ranks is not None:
+            self.adapters = RankedAdapters(store, ranks)
+        lora = None if store is None else store.table
         self._pools = model.pooling is not None
         if model.head is not None:
             self.head = model.head
-        self._ranks, group = ranks, None if ranks is None else ranks.meet()
-        self._graph = record_eager(model, chosen, cache, device, table, group)
+        self._ranks, group = ranks, None if ranks is None else ranks.meet(device)
+        record = partial(record_eager, model, chosen, cache, device, lora, group, kept)
+        self._graph = record()
+        self._record_with_states = partial(record, config.contrastive_states)
+        self._with_states: EagerGraph | None = None
+        """The graph that gives hidden states, once they were wanted."""
+        draft_graphs = [] if drafting is None else drafting.graphs(drafted_with)
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         measured = self._measure(config, sizes, others_bytes)
-        memory = cache.grow(measured)
+        memory = cache.grow(measured, None if ranks is None else ranks.agree)
         if ranks is not None:
-            ranks.join(memory.num_blocks)
+            ranks.join()
         self._graphs = self._make_graphs(config, sizes, memory.num_blocks)
         shared = StepMemory.of(config, sizes, memory.num_blocks)
         self.pool, self.block_tables = shared.pool, shared.block_tables
         self.sampling, self.steps = shared.sampling, shared.steps
-        info = cache.info(memory, measured, chosen)
-        self.info = replace(info, has_adapters=self.adapters is not None)
+        info = cache.info(memory, measured, chosen, runs_ahead=ranks is None)
+        self.info = replace(
+            info,
+            has_adapters=self.adapters is not None,
+            num_state_columns=0 if self._pools else model.spec.hidden_size,
+        )
+        self._jobs: queue.SimpleQueue[_Job | DraftJob | None] = queue.SimpleQueue()
+        self.drafter: TorchDraftRunner | None = None
+        if drafting is not None:
+            self.drafter = TorchDraftRunner(drafting, draft_graphs, sizes, shared, self._jobs.put)
+            self.info = replace(
+                self.info,
+                weight_bytes=self.info.weight_bytes + drafting.num_bytes,
+                draft_model=drafting.name,
+                has_draft_heads=drafting.num_heads > 0,
+            )
         share = config.gpu_memory_utilization
         self._oom_advice = f"lower gpu_memory_utilization, which is {share}"
         self.completion_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._sampled: Tensor | None = None
-        self._pooled_rows = np.zeros((0, model.spec.hidden_size), np.float32)
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._rows = np.zeros((0, model.spec.hidden_size), np.float32)
+        """What the last step that was read gave beside tokens, or in their place."""
         self._launched: queue.SimpleQueue[_Launched | None] = queue.SimpleQueue()
         self._threads = [
             threading.Thread(target=self._launch_all, name="lmi-torch-launcher", daemon=True),
@@ -153,7 +163,7 @@ class TorchRunner:
                 has_long_prefills=kernels.chosen["attention"] in ("torch", "flash"),
             )
             step = DeviceStep.upload(arrays, block_size=config.block_size, device=self.device)
-            result = self._graph.forward(step)
+            result = self._forward_first(arrays, step)
             if not self._pools:
                 sampling = widest_sampling(sizes.max_logit_rows, config.max_logprobs)
                 self._graph.choose(result, sampling).wait()
@@ -176,13 +186,26 @@ class TorchRunner:
                 usable_share=config.gpu_memory_utilization,
                 run_step=run_step,
                 measure_graphs=measure_graphs,
+                can_try_less=self._ranks is None,
             )
+
+    def _forward_first(self, arrays: StepArrays, step: DeviceStep) -> Tensor:
+        """While ranks load."""
+        if self._ranks is None:
+            return self._graph.forward(step)
+        try:
+            with self._ranks.explained():
+                self._ranks.begin(arrays)
+                return self._graph.forward(step)
+        except BaseException as error:
+            self._ranks.lose(f"rank 0 failed: {error}")
+            raise
 
     def _make_graphs(
         self, config: EngineConfig, sizes: StepSizes, scratch_block: int
     ) -> DecodeGraphs | None:
         capture = make_capture(config, self.device, self._graph.kernels.chosen)
-        if self._pools:  # nothing decodes
+        if self._pools or self._ranks is not None:  # nothing decodes; others can't follow
             return None
         if capture is not None and self._graph.reads_counts:
             _log.warning("decode steps run op by op: the host counts the rows of experts")
@@ -206,18 +229,29 @@ class TorchRunner:
     def submit_ahead(self, step: _native.Step, logit_rows: list[int]) -> None:
         self._submit(step, logit_rows)
 
-    def _submit(self, step: _native.Step, logit_rows: list[int] | None) -> None:
+    def submit_with_states(self, step: _native.Step) -> None:
+        self._submit(step, None, wants_states=True)
+
+    def _submit(
+        self, step: _native.Step, logit_rows: list[int] | None, *, wants_states: bool = False
+    ) -> None:
         assert self._threads, "submit after close"
         # A copy: the loop may append to block tables while the step is in flight.
         arrays = StepArrays.of(step, self.block_tables)
-        self._jobs.put(_Job(step, arrays, logit_rows, time.monotonic_ns()))
+        self._jobs.put(_Job(step, arrays, logit_rows, time.monotonic_ns(), wants_states))
 
     @property
     def is_lost(self) -> bool:
         return self._ranks is not None and self._ranks.is_lost
 
     def pooled_rows(self, step: _native.Step) -> FloatArray:
-        return self._pooled_rows
+        return self._rows
+
+    def states(self, step: _native.Step) -> FloatArray:
+        return self._rows
+
+    def head_rows(self, step: _native.Step) -> None:
+        """Heads find states in their slots."""
 
     def close(self) -> None:
         if not self._threads:
@@ -228,9 +262,11 @@ class TorchRunner:
         self._threads = []
         if self._ranks is not None:
             self._ranks.close()
+        if self.drafter is not None:
+            self.drafter.close()
         os.close(self.completion_fd)
         self._sampled = None
-        del self._graph, self._graphs
+        del self._graph, self._graphs, self._with_states, self._record_with_states, self.drafter
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -238,18 +274,22 @@ class TorchRunner:
         """The launcher's thread: puts steps onto the stream while earlier ones may still run."""
         with torch.cuda.stream(self._stream):  # which does nothing for None
             while (job := self._next()) is not None:
+                if isinstance(job, DraftJob):
+                    assert self.drafter is not None
+                    self.drafter.run(job)
+                    continue
                 started_ns = time.monotonic_ns()
-                results = None
+                results = states = None
                 try:
-                    results = self._launch(job)
+                    results, states = self._launch(job)
                 except torch.OutOfMemoryError as error:
                     job.step.error = f"{error} ({self._oom_advice})"
                 except Exception as error:
                     job.step.error = f"{type(error).__name__}: {error}"
                 if results is None and self._ranks is not None:
-                    self._ranks.lose()
+                    self._ranks.lose(f"rank 0 failed: {job.step.error}")
                 self._sampled = getattr(results, "token_ids", None)
-                self._launched.put(_Launched(job, results, started_ns))
+                self._launched.put(_Launched(job, results, states, started_ns))
         self._launched.put(None)
 
     def _read_all(self) -> None:
@@ -259,9 +299,13 @@ class TorchRunner:
             step = launched.job.step
             try:
                 if isinstance(launched.results, PendingRows):
-                    self._pooled_rows = launched.results.wait()
+                    self._rows = launched.results.wait()
                 elif launched.results is not None:
                     launched.results.wait().write(step)
+                if launched.states is not None:
+                    self._rows = launched.states.wait()
+                if self._ranks is not None and launched.results is not None:
+                    self._ranks.check()  # an abort leaves results, too
             except Exception as error:
                 step.error = f"{type(error).__name__}: {error}"
             started_ns = max(launched.started_ns, finished_ns)
@@ -273,8 +317,8 @@ class TorchRunner:
             )
             os.eventfd_write(self.completion_fd, 1)
 
-    def _next(self) -> _Job | None:
-        """Wait for a step; capture graphs meanwhile."""
+    def _next(self) -> _Job | DraftJob | None:
+        """Wait for a step, or a chain; capture graphs meanwhile."""
         while self._graphs is not None and self._graphs.has_wanted:
             try:
                 return self._jobs.get(timeout=IDLE_S)
@@ -282,12 +326,19 @@ class TorchRunner:
                 self._graphs.capture_wanted()
         return self._jobs.get()
 
-    def _launch(self, job: _Job) -> PendingResults | PendingRows:
+    def _launch(self, job: _Job) -> tuple[PendingResults | PendingRows, PendingRows | None]:
+        if self.drafter is not None:
+            take_tokens(job.step, job.arrays)
         if self._ranks is not None:
             self._ranks.begin(job.arrays)
         if self._pools:
-            return PendingRows(self._graph.forward(self._upload(job.arrays)))
+            return PendingRows(self._graph.forward(self._upload(job.arrays))), None
         sampling = SamplingInputs.of(job.step, self.sampling, self.info.max_logprobs)
+        if job.wants_states:
+            if self._with_states is None:
+                self._with_states = self._record_with_states()
+            result, states, *_ = self._with_states.forward_all(self._upload(job.arrays))
+            return self._graph.choose(result, sampling), PendingRows(states)
         feed = None if job.logit_rows is None else partial(self._feed, job.logit_rows)
         logits = None
         if self._graphs is not None and not len(job.arrays.adapter_slots):
@@ -297,7 +348,7 @@ class TorchRunner:
             if feed is not None:
                 feed(inputs.token_ids)
             logits = self._graph.forward(inputs)
-        return self._graph.choose(logits, sampling)
+        return self._graph.choose(logits, sampling), None
 
     def _upload(self, arrays: StepArrays) -> DeviceStep:
         return DeviceStep.upload(arrays, block_size=self.info.block_size, device=self.device)
@@ -315,13 +366,6 @@ class TorchRunner:
         token_ids[:count].copy_(sampled.clamp(min=0))
 
 
-def only_torch_attends(model: LoadedModel, *, is_invariant: bool) -> str:
-    """What of the model's attention other implementations have not; empty: they have it all."""
-    if is_invariant and model.spec.attention.latent is not None:
-        return "latent attention"
-    return "" if model.spec.is_causal else "tokens that see later ones"
-
-
 def make_capture(
     config: EngineConfig, device: torch.device, chosen: Mapping[str, str]
 ) -> Capture | None:
@@ -332,22 +376,3 @@ def make_capture(
         _log.warning("decode steps run op by op: torch's attention can't be captured")
         return None
     return CudaCapture()
-
-
-def record_eager(
-    model: LoadedModel,
-    chosen: dict[str, str],
-    cache: DeviceCache,
-    device: torch.device,
-    adapters: LoraTable | None = None,
-    group: Ranks | None = None,
-) -> EagerGraph:
-    """What computes the steps of ``model``, or with ``group`` of a rank's part of it."""
-    from lmi_core.models.decoder import record
-
-    graph = Graph(model.dtype)
-    record(model, graph, cache.store, cache.sizes.max_model_len, adapters)
-    kernels = select.load(chosen)
-    if group is None:
-        return EagerGraph(graph, kernels, device)
-    return RankedGraph(graph, kernels, device, group)

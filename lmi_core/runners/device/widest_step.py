@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from lmi_core import _native
 from lmi_core.ops.device.sampling_inputs import SamplingInputs
 from lmi_core.ops.device.step_arrays import StepArrays
 
@@ -84,7 +85,7 @@ def fill_widest(
             seed=0,
             choice=0,
             num_logprobs=config.max_logprobs,
-            logit_bias=[(0, 1.0)],
+            biases=_native.LogitBiases([(0, 1.0)]),
             banned_ids=[],
             min_tokens=0,
             min_tokens_banned_ids=[],
@@ -107,6 +108,8 @@ def widest_sampling(num_rows: int, max_logprobs: int) -> SamplingInputs:
         top_p=ones * np.float32(0.9),
         min_p=floats,
         typical_p=ones * np.float32(0.9),
+        epsilon_cutoff=floats,
+        eta_cutoff=floats,
         repetition_penalty=ones,
         presence_penalty=floats,
         frequency_penalty=floats,
@@ -116,6 +119,7 @@ def widest_sampling(num_rows: int, max_logprobs: int) -> SamplingInputs:
         uniform=np.full(num_rows, 0.5),
         biases=(rows, zeros, ones),
         seen=no_edits,
+        scales=(*no_edits, floats[:0]),
         bans=no_edits,
         masks=lambda: (zeros[:0], np.zeros((0, 1), np.uint32)),
     )

@@ -173,10 +173,16 @@ class EncoderDecoderCaches(PaddedCaches):
         rows, sizes = [c.row for c in chunks], [len(c.token_ids) for c in chunks]
         split = _EncodedSplit(rows, [0] * len(rows), cache, sizes, source_mask)
         self._splits |= dict.fromkeys(rows, split)
-        first = [chunk._replace(token_ids=self._model.first_ids) for chunk in chunks]
+        first = [chunk._replace(token_ids=self._first_ids(chunk.begin_id)) for chunk in chunks]
         for chunk in chunks:
             self._prompts.pop(chunk.row)
         self._decode(split, first, logits, encoded)
+
+    def _first_ids(self, begin_id: int | None) -> list[int]:
+        first_ids = self._model.first_ids
+        if begin_id is None or len(first_ids) < 2:
+            return first_ids
+        return [*first_ids[:-1], begin_id]
 
     def _merged(self, rows: list[int], sources: list[tuple[Split, int]]) -> Split:
         from transformers import EncoderDecoderCache

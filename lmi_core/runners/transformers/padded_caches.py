@@ -27,6 +27,8 @@ class Chunk(NamedTuple):
     num_logits: int
     final_len: int = 0
     """Of the sequence, in the end; 0: not known."""
+    begin_id: int | None = None
+    """What an encoder's output begins with in the place of what the model forces, if it does."""
 
 
 @dataclass(slots=True)

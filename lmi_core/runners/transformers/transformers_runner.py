@@ -89,10 +89,12 @@ class TransformersRunner:
             shares_blocks=False,
             has_adapters=model.adapters is not None,
             continues_prompts=not isinstance(model, EncoderDecoderModel),
+            first_ids=tuple(model.first_ids) if isinstance(model, EncoderDecoderModel) else (),
             forced_end_ids=model.forced_end_ids,
             pads_batches=True,
         )
         self.final_lengths = [0] * config.max_num_seqs
+        self.begin_ids: list[int | None] = [None] * config.max_num_seqs
         self._num_threads = config.num_threads
         self._held: set[int] = set()
         """Rows that the caches know, as the loop's thread sees it."""
@@ -110,7 +112,7 @@ class TransformersRunner:
 
     def submit(self, step: _native.Step) -> None:
         assert self._thread is not None, "submit after close"
-        chunks = _chunks(step, self.final_lengths)
+        chunks = _chunks(step, self.final_lengths, self.begin_ids)
         ended = {row for row in self._held if not self.block_tables.row(row)}
         begun = {chunk.row for chunk in chunks if chunk.start == 0}
         self._held = (self._held - ended) | begun
@@ -178,7 +180,9 @@ def load_transformers_runner(
     return TransformersRunner(config, model), model
 
 
-def _chunks(step: _native.Step, final_lengths: Sequence[int]) -> list[Chunk]:
+def _chunks(
+    step: _native.Step, final_lengths: Sequence[int], begin_ids: Sequence[int | None]
+) -> list[Chunk]:
     """What a step computes, sequence by sequence; the logits wanted are always its last ones."""
     token_ids = step.view("token_ids").tolist()
     starts = step.view("positions")
@@ -187,7 +191,14 @@ def _chunks(step: _native.Step, final_lengths: Sequence[int]) -> list[Chunk]:
     logit_rows = step.view("logit_token_rows")
     num_logits = np.searchsorted(logit_rows, ends) - np.searchsorted(logit_rows, first_rows)
     return [
-        Chunk(int(row), token_ids[first:end], int(starts[first]), int(count), final_lengths[row])
+        Chunk(
+            int(row),
+            token_ids[first:end],
+            int(starts[first]),
+            int(count),
+            final_lengths[row],
+            begin_ids[row],
+        )
         for row, first, end, count in zip(
             step.view("table_rows"), first_rows, ends, num_logits, strict=True
         )

@@ -37,8 +37,6 @@ from lmi_core.weights.quantized.methods import (
 )
 from lmi_core.weights.quantized.settings import QuantizationSettings
 
-_UNROUNDED = ("nf4", "fp4", "fp8")
-"""Formats whose products on the CPU take no quantised rows."""
 _LAYOUTS: dict[str, Callable[[QuantizationSettings], Layout]] = {
     "awq": awq_layout,
     "gptq": gptq_layout,
@@ -112,12 +110,10 @@ def notes_on_rows(
         )
     if asked.device != "cpu" or asked.activations != "int8":
         return ()
-    has_codes = settings is not None and (
-        is_in_fp8(settings) or settings.values.get("load_in_4bit") is True
-    )
-    if made not in _UNROUNDED and not (has_codes and made is None):
+    is_kept = made is None and settings is not None and is_in_fp8(settings)
+    if made != "fp8" and not is_kept:
         return ()
     return (
-        "activations=int8 changes nothing for matrices in nf4, fp4 and fp8, which the CPU engine "
-        "multiplies with rows as they are",
+        "activations=int8 changes nothing for matrices in fp8, which the CPU engine multiplies "
+        "with rows as they are",
     )

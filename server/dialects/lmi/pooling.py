@@ -24,6 +24,7 @@ class PairParameters(msgspec.Struct, frozen=True, kw_only=True):
     """``truncate``: inputs that are too long lose their last tokens."""
 
     truncate: bool | None = None
+    max_queue_s: float | None = None
 
 
 class EmbeddingParameters(PairParameters, frozen=True, kw_only=True):
@@ -75,7 +76,7 @@ def parse_embedding(call: Call) -> ParsedCall:
     )
     single = isinstance(body.inputs, str) or isinstance(body.inputs[0], int)
     return ParsedCall(
-        requests=embedding_requests(call.request_id, inputs, params),
+        requests=embedding_requests(call.request_id, inputs, params, max_queue_s=asked.max_queue_s),
         renderer=VectorListRenderer(len(inputs), single=single),
         prompt_field="inputs",
         headers=_unknown(call, body),
@@ -98,7 +99,7 @@ def parse_pairs(call: Call) -> ParsedCall:
     check_number(len(pairs), "texts")
     params = PoolingParams(truncate="right" if asked.truncate else "")
     return ParsedCall(
-        requests=pair_requests(call.request_id, pairs, params),
+        requests=pair_requests(call.request_id, pairs, params, max_queue_s=asked.max_queue_s),
         renderer=VectorListRenderer(len(pairs), single=single),
         prompt_field="texts",
         headers=headers,

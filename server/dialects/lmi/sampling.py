@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from lmi_core.engine.logits_processors import LogitsProcessors
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.errors import UserError
 from lmi_core.structured.grammar import Grammar
@@ -16,7 +17,7 @@ _NUM_CHOICES_MAX = 128
 _STRATEGY_TOP_K = 4
 """Of decoding_strategy=sample and contrastive, where a request has none."""
 _PENALTY_ALPHA = 0.6
-_OF_SAMPLING = ("temperature", "top_p", "min_p", "typical_p")
+_OF_SAMPLING = ("temperature", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
 """What contrastive search makes nothing of."""
 
 
@@ -171,6 +172,8 @@ def sampling_params(
         no_repeat_ngram_size=parameters.no_repeat_ngram_size,
         bad_words=(*parameters.bad_words, *parameters.bad_sequences),
         bad_words_ids=tuple(map(tuple, parameters.bad_words_ids)),
+        banned_token_ids=tuple(parameters.suppress_tokens),
+        processors=_processors(parameters),
         logit_bias=logit_bias(parameters.logit_bias),
         penalty_alpha=_penalty_alpha(parameters),
         num_beams=num_beams(parameters),
@@ -178,6 +181,25 @@ def sampling_params(
         early_stopping=parameters.early_stopping,  # type: ignore[arg-type]
         grammar=_grammar(parameters),
     )
+
+
+def _processors(parameters: LmiParameters) -> LogitsProcessors | None:
+    """Of those that have no other name; None: there are none."""
+    forced_eos = parameters.forced_eos_token_id
+    # Of a sequence that is named twice the last bias holds, as in a mapping of theirs.
+    biases = {tuple(ids): bias for ids, bias in parameters.sequence_bias}
+    asked = LogitsProcessors(
+        begin_suppress_tokens=tuple(parameters.begin_suppress_tokens),
+        forced_bos_token_id=parameters.forced_bos_token_id,
+        forced_eos_token_id=(forced_eos,) if isinstance(forced_eos, int) else tuple(forced_eos),
+        encoder_no_repeat_ngram_size=parameters.encoder_no_repeat_ngram_size,
+        sequence_bias=tuple(biases.items()),
+        exponential_decay_length_penalty=parameters.exponential_decay_length_penalty,
+        encoder_repetition_penalty=parameters.encoder_repetition_penalty,
+        epsilon_cutoff=parameters.epsilon_cutoff or 0.0,
+        eta_cutoff=parameters.eta_cutoff or 0.0,
+    )
+    return None if asked == LogitsProcessors() else asked
 
 
 def _penalty_alpha(parameters: LmiParameters) -> float | None:
@@ -206,11 +228,10 @@ def _temperature(parameters: LmiParameters) -> float:
             f"parameters.temperature must be at least 0, got {temperature:g}",
             field="parameters.temperature",
         )
-    p = parameters
-    sampling_values = (temperature, p.top_k, p.top_p, p.min_p, p.typical_p)
     do_sample = parameters.do_sample
     if do_sample is None:
-        do_sample = any(value is not None for value in sampling_values)
+        asked = (getattr(parameters, name) for name in ("top_k", *_OF_SAMPLING))
+        do_sample = any(value is not None for value in asked)
     if not do_sample:
         return 0.0
     return 1.0 if temperature is None else temperature

@@ -56,6 +56,16 @@ class LmiParameters(msgspec.Struct, frozen=True, kw_only=True):
     bad_words: list[str] = []
     bad_sequences: list[str] = []
     bad_words_ids: list[list[int]] = []
+    suppress_tokens: list[int] = []
+    begin_suppress_tokens: list[int] = []
+    forced_bos_token_id: int | None = None
+    forced_eos_token_id: int | list[int] = []
+    encoder_no_repeat_ngram_size: int = 0
+    sequence_bias: list[tuple[list[int], float]] = []
+    exponential_decay_length_penalty: tuple[int, float] | None = None
+    encoder_repetition_penalty: float = 1.0
+    epsilon_cutoff: float | None = None
+    eta_cutoff: float | None = None
     logit_bias: dict[str, float] = {}
     ignore_eos_token: bool = False
     ignore_eos: bool = False
@@ -105,6 +115,7 @@ _LEAST = {
     "num_beams": 1,
     "best_of": 1,
     "no_repeat_ngram_size": 0,
+    "encoder_no_repeat_ngram_size": 0,
     "min_length": 0,
     "min_new_tokens": 0,
     "max_queue_s": 0,

@@ -44,6 +44,7 @@ class EmbeddingsBody(msgspec.Struct, frozen=True, kw_only=True):
     user: str | None = None
     normalize: bool | None = None
     prompt_name: str | None = None
+    max_queue_s: float | None = None
     truncate_prompt_tokens: Truncate = None
     """-1: inputs that are too long lose their last tokens."""
 
@@ -60,6 +61,7 @@ class RerankBody(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
     top_n: int | None = None
     return_documents: bool = True
+    max_queue_s: float | None = None
     truncate_prompt_tokens: Truncate = None
     """As above."""
     user: str | None = None
@@ -88,7 +90,9 @@ class PoolingProtocol:
             truncate="right" if body.truncate_prompt_tokens else "",
         )
         return ParsedCall(
-            requests=embedding_requests(call.request_id, inputs, params, adapter),
+            requests=embedding_requests(
+                call.request_id, inputs, params, adapter, max_queue_s=body.max_queue_s
+            ),
             renderer=_EmbeddingsRenderer(
                 len(inputs), body.model or self._model_name, body.encoding_format
             ),
@@ -107,7 +111,9 @@ class PoolingProtocol:
         params = PoolingParams(truncate="right" if body.truncate_prompt_tokens else "")
         pairs = [(body.query, document) for document in documents]
         return ParsedCall(
-            requests=pair_requests(call.request_id, pairs, params, adapter),
+            requests=pair_requests(
+                call.request_id, pairs, params, adapter, max_queue_s=body.max_queue_s
+            ),
             renderer=_RerankRenderer(call.request_id, body, documents, self._model_name),
             prompt_field="documents",
             headers=_unknown(call, body),

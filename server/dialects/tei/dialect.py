@@ -53,12 +53,13 @@ _ERRORS = ErrorForm(
 _KINDS = {400: "Empty", 422: "Validation", 413: "Validation", 429: "Overloaded", 503: "Unhealthy"}
 
 
-class _Truncation(msgspec.Struct, frozen=True, kw_only=True):
+class _Limits(msgspec.Struct, frozen=True, kw_only=True):
     truncate: bool | None = False
     truncation_direction: Literal["Left", "Right", "left", "right"] = "Right"
+    max_queue_s: float | None = None
 
 
-class EmbedBody(_Truncation, frozen=True, kw_only=True):
+class EmbedBody(_Limits, frozen=True, kw_only=True):
     """``truncate``: inputs that are too long lose tokens at the side of
     ``truncation_direction``."""
 
@@ -68,7 +69,7 @@ class EmbedBody(_Truncation, frozen=True, kw_only=True):
     dimensions: int | None = None
 
 
-class RankBody(_Truncation, frozen=True, kw_only=True):
+class RankBody(_Limits, frozen=True, kw_only=True):
     """``raw_scores``: the classifier's own instead of those from 0 to 1."""
 
     query: str
@@ -92,7 +93,7 @@ def _decoded(decoder: msgspec.json.Decoder[T], call: Call) -> T:
         raise BodyError(str(error), field=error.field) from None
 
 
-def _truncate(body: _Truncation) -> Literal["", "left", "right"]:
+def _truncate(body: _Limits) -> Literal["", "left", "right"]:
     if not body.truncate:
         return ""
     return "left" if body.truncation_direction in ("Left", "left") else "right"
@@ -108,7 +109,7 @@ def parse_embed(call: Call) -> ParsedCall:
         truncate=_truncate(body),
     )
     return ParsedCall(
-        requests=embedding_requests(call.request_id, inputs, params),
+        requests=embedding_requests(call.request_id, inputs, params, max_queue_s=body.max_queue_s),
         renderer=VectorListRenderer(len(inputs)),
         prompt_field="inputs",
         headers=_unknown(call, body),
@@ -121,7 +122,7 @@ def parse_rank(call: Call) -> ParsedCall:
     params = PoolingParams(raw_score=body.raw_scores, truncate=_truncate(body))
     pairs = [(body.query, text) for text in body.texts]
     return ParsedCall(
-        requests=pair_requests(call.request_id, pairs, params),
+        requests=pair_requests(call.request_id, pairs, params, max_queue_s=body.max_queue_s),
         renderer=_RankRenderer(body),
         prompt_field="texts",
         headers=_unknown(call, body),

@@ -150,10 +150,12 @@ def test_what_is_announced_must_fit_before_anything_is_written(
         patched.setattr("lmi_core.config.artefacts.archives.unpack", refuse)
         with pytest.raises(ModelError, match=r"holds 102400 bytes at least, .* room for 1000:"):
             archives(tmp_path, web, limits=limits).directory(f"{web.url}/m.zip")
-    usage = shutil.disk_usage(tmp_path)._replace(total=1_000_000, free=100_500)
-    monkeypatch.setattr(shutil, "disk_usage", lambda place: usage)
-    with pytest.raises(ModelError, match=r"longer than 250 bytes, .* half of the room on the disk"):
-        archives(tmp_path, web).directory(f"{web.url}/m.tar")
+    small, large = (1_000_000, 100_500), (1 << 40, (1 << 30) + 500)
+    for total, free in (small, large):
+        usage = shutil.disk_usage(tmp_path)._replace(total=total, free=free)
+        monkeypatch.setattr(shutil, "disk_usage", lambda place, usage=usage: usage)
+        with pytest.raises(ModelError, match=r"longer than 250 bytes, .* half of the room on"):
+            archives(tmp_path, web).directory(f"{web.url}/m.tar")
     assert left(tmp_path) == {".lock"}
 
 

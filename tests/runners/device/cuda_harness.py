@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ from lmi_core.engine.outputs import TokenEvent
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.engine.stats import EngineTotals
 from lmi_core.ops.device.step_list import StepListSizes, StepListState
-from lmi_core.runners.device import cuda_runner
+from lmi_core.runners.device import cuda_model
 from lmi_core.runners.device.cuda_runner import CudaRunner
 from lmi_core.settings.engine_config import EngineConfig
 from tests.checkpoints import cached_checkpoint
@@ -72,11 +73,14 @@ async def outcomes(config: EngineConfig, wanted: list[Request]) -> list[list[Tok
 def assert_same(
     config: EngineConfig, wanted: list[Request], monkeypatch: pytest.MonkeyPatch
 ) -> list[list[TokenEvent]]:
+    """Kernels that are watched for races are launched from C++ alone: they are the same ones."""
+    is_watched = bool(os.environ.get("LMI_TEST_RACES"))
     monkeypatch.setenv("LMI_OPS", PYTHON)
-    expected = run(outcomes(config, wanted), 110)
+    expected = [] if is_watched else run(outcomes(config, wanted), 110)
     monkeypatch.setenv("LMI_OPS", CPP)
     results = run(outcomes(config, wanted), 110)
-    assert_alike(results, expected)
+    if not is_watched:
+        assert_alike(results, expected)
     return results
 
 
@@ -106,4 +110,4 @@ def shrink_lists(monkeypatch: pytest.MonkeyPatch, **sizes: int) -> None:
         return StepListSizes(**{**wanted, **sizes})
 
     monkeypatch.setenv("LMI_OPS", CPP)
-    monkeypatch.setattr(cuda_runner, "StepListSizes", shrunk)
+    monkeypatch.setattr(cuda_model, "StepListSizes", shrunk)

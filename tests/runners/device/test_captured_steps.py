@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch", exc_type=ImportError)
 
 from lmi_core.ops.device import packed_weight  # noqa: E402
 from lmi_core.runners.device import (  # noqa: E402
-    cuda_runner,
+    cuda_model,
     decode_graphs,
     torch_runner,
 )
@@ -64,15 +64,19 @@ def test_unpacked_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run(outcomes(config, wanted), 110) != unpacked
 
 
-@pytest.mark.parametrize("overlap", [False, True])
-def test_captured_decode_steps(overlap: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("variant", "overlap"), [("llama2", False), ("llama2", True), ("mixtral", True)]
+)
+def test_captured_decode_steps(
+    variant: str, overlap: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Padded to the same shapes from the first step on, both launchers give the same bits."""
     monkeypatch.setattr(torch_runner, "make_capture", lambda *_: Rerun())
     monkeypatch.setattr(decode_graphs, "NUM_MISSES", 1)
     monkeypatch.setattr(decode_graphs, "FIRST_NUM_KEYS", 32)
     monkeypatch.setattr(loop, "MAX_AHEAD_S", 1e3)
     wanted = [(prompt, replace(params, max_new_tokens=6)) for prompt, params in requests()[1:7]]
-    assert_same(configured(enforce_eager=False, overlap=overlap), wanted, monkeypatch)
+    assert_same(configured(variant, enforce_eager=False, overlap=overlap), wanted, monkeypatch)
     state = STATES[-1]
     assert state.num_captured >= 2
     assert state.num_replayed > state.num_captured
@@ -103,7 +107,7 @@ def test_a_shape_that_cannot_be_captured(
 ) -> None:
     """Steps go on kernel by kernel, and the log says why."""
     shrink_lists(monkeypatch, max_tokens=2, max_seqs=1)
-    monkeypatch.setattr(cuda_runner, "row_counts", lambda most: [200])
+    monkeypatch.setattr(cuda_model, "row_counts", lambda most: [200])
     monkeypatch.setattr(decode_graphs, "NUM_MISSES", 1)
     params = SamplingParams(max_new_tokens=4, ignore_eos=True)
     assert len(run(outcomes(configured(enforce_eager=False), [((5, 6), params)]))[0]) == 4
@@ -141,7 +145,7 @@ def test_what_is_measured_is_reported(
 ) -> None:
     """Rows 1, 2, 4 and keys 32, 100: six graphs, of which the driver keeps 8 MiB each."""
     monkeypatch.setenv("LMI_OPS", CPP)
-    monkeypatch.setattr(cuda_runner, "memory_of", lambda device: FakeMemory())
+    monkeypatch.setattr(cuda_model, "memory_of", lambda device: FakeMemory())
     monkeypatch.setattr(decode_graphs, "FIRST_NUM_KEYS", 32)
     config = configured(enforce_eager=enforce_eager, max_num_seqs=4, max_model_len=100)
 

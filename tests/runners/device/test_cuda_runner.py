@@ -73,6 +73,20 @@ def test_other_nodes(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert STATES, "C++ didn't launch the steps"
 
 
+@pytest.mark.parametrize(
+    ("variant", "quantize"),
+    [("qwen2_moe", ""), ("gpt_oss", ""), ("phimoe", "int4"), ("glm4_moe", "int8")],
+)
+def test_experts(variant: str, quantize: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gated shared one; biases and clamped activations; SparseMixer's choice; groups' choice and
+    dense layers."""
+    params = SamplingParams(max_new_tokens=3, ignore_eos=True, logprobs=2)
+    wanted = [(prompt, params) for prompt in prompts(3, 20)]
+    settings = {"quantize": quantize} if quantize else {}
+    assert_same(configured(variant, overlap=False, **settings), wanted, monkeypatch)
+    assert STATES, "C++ didn't launch the steps"
+
+
 def test_the_runner_says_who_launches(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

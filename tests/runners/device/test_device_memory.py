@@ -156,9 +156,18 @@ def test_a_cache_that_is_larger_than_the_device() -> None:
     assert f"to at most {50 * GIB * 9 // 10}" in str(measured().no_room(50 * GIB))
 
 
+@pytest.mark.parametrize(
+    ("degree", "tried", "advice"),
+    [(1, [64, 32, 16], "set max_num_batched_tokens to at most 16"), (2, [64], "lower max_num")],
+)
 def test_a_step_that_does_not_fit_names_one_that_does(
-    memory: FakeMemory, monkeypatch: pytest.MonkeyPatch
+    degree: int,
+    tried: list[int],
+    advice: str,
+    memory: FakeMemory,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Of ranks none tries another one: the others don't know of it."""
     widths = []
     forward = EagerGraph.forward
 
@@ -169,10 +178,12 @@ def test_a_step_that_does_not_fit_names_one_that_does(
         return forward(self, step)  # type: ignore[arg-type]
 
     monkeypatch.setattr(EagerGraph, "forward", limited)
-    config = gpu_config(max_num_batched_tokens=64, enforce_eager=True)
-    with pytest.raises(InsufficientMemoryError, match="set max_num_batched_tokens to at most 16"):
+    config = gpu_config(
+        max_num_batched_tokens=64, enforce_eager=True, tensor_parallel_degree=degree
+    )
+    with pytest.raises(InsufficientMemoryError, match=advice):
         run(serve(config))
-    assert widths == [64, 32, 16]
+    assert widths == tried
 
 
 def test_the_widest_step_fills_the_capacities(

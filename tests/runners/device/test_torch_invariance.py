@@ -102,23 +102,23 @@ def assert_equal_bits(
 
 
 @pytest.mark.parametrize(
-    ("variant", "dtype", "changes"),
+    ("variant", "dtype", "changes", "conditions"),
     [
-        ("llama3", "fp32", {}),
-        ("qwen3", "bf16", {}),
-        ("mistral", "bf16", {"kv_dtype": "int8"}),
-        ("llama2", "bf16", {"kv_dtype": "fp8_e5m2"}),
-        ("llama3", "bf16", {"quantize": "int8"}),
+        ("llama3", "fp32", {}, tuple(CONDITIONS)),
+        ("qwen3", "bf16", {}, ("chunks of 7", "plain loop, chunks of 64")),
+        ("mistral", "bf16", {"kv_dtype": "int8"}, ("chunks of 7", "prefixes from the cache")),
+        ("llama2", "bf16", {"kv_dtype": "fp8_e5m2"}, ("many at once", "prefixes from the cache")),
+        ("llama3", "bf16", {"quantize": "int8"}, ("chunks of 7",)),
     ],
 )
-def test_torch_row_by_row(variant: str, dtype: str, changes: dict[str, object]) -> None:
+def test_torch_row_by_row(
+    variant: str, dtype: str, changes: dict[str, object], conditions: tuple[str, ...]
+) -> None:
     stored = {"fp32": "float32", "bf16": "bfloat16"}[dtype]
     model = cached_checkpoint(variant, dtype=stored)
     config = config_of(model, "torch-cpu", dtype, **changes)
     # Products with codes take long, and know nothing of caches.
-    is_quantized = "quantize" in changes
-    conditions = tuple(CONDITIONS)[:2] if is_quantized else tuple(CONDITIONS)
-    lengths = (1, 16, 9) if is_quantized else (1, 16, 40, 33, 8)
+    lengths = (1, 16, 9) if "quantize" in changes else (1, 16, 40, 33, 8)
     assert_equal_bits(config, make_requests(lengths, 4), "by row: linear", conditions)
 
 
@@ -156,12 +156,15 @@ def interpreted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
-    ("kv_dtype", "condition"),
-    [("int8", "chunks of 7"), ("fp8_e4m3fn", "prefixes from the cache")],
+    ("kv_dtype", "condition", "lengths"),
+    [
+        ("int8", "chunks of 7", (1, 20, 9)),
+        ("fp8_e4m3fn", "prefixes from the cache", (1, 12, 5, 8)),
+    ],
 )
-def test_triton(interpreted: Path, kv_dtype: str, condition: str) -> None:
+def test_triton(interpreted: Path, kv_dtype: str, condition: str, lengths: tuple[int, ...]) -> None:
     config = config_of(interpreted, "torch-cpu", "fp32", kv_dtype=kv_dtype)
-    requests = make_requests((1, 30, 12, 8), 1)
+    requests = make_requests(lengths, 1)
     assert_equal_bits(config, requests, "invariant: linear", (condition,), num_disturbing=0)
 
 

@@ -6,6 +6,7 @@ import random
 import pytest
 
 from lmi_core.engine.engine import Engine
+from lmi_core.engine.logits_processors import LogitsProcessors
 from lmi_core.engine.outputs import FinishReason
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.errors import UserError
@@ -105,3 +106,60 @@ def test_learned_positions_bound_a_sequence_and_relative_ones_do_not():
             return bart.max_model_len, t5.max_model_len
 
     assert run(main()) == (128, 700)
+
+
+EVEN = tuple(range(0, VOCAB_SIZE, 2))
+OWN = ("repetition_penalty", "no_repeat_ngram_size")
+CHANGES = (
+    {"repetition_penalty": 3.0},
+    {"no_repeat_ngram_size": 2},
+    {"encoder_no_repeat_ngram_size": 1},
+    {"encoder_repetition_penalty": 0.1},
+    {"begin_suppress_tokens": EVEN},
+    {"forced_bos_token_id": 33, "begin_suppress_tokens": EVEN},
+    {"exponential_decay_length_penalty": (3, 1.7)},
+)
+
+
+def changed(family, prompt, asked):
+    """Ten tokens of what ``generate`` gives, as above, or up to the end."""
+    ends = asked.get("exponential_decay_length_penalty") and EOS_ID
+    plain = {name: list(v) if isinstance(v, tuple) else v for name, v in asked.items()}
+    if biases := plain.pop("sequence_bias", ()):
+        plain["sequence_bias"] = [[list(ids), bias] for ids, bias in biases]
+    model = oracle(family)
+    ids = model.generate(
+        torch.tensor([prompt]), max_new_tokens=30, **{"eos_token_id": ends, **plain}
+    )
+    num_first = 2 if family == "bart" else 1
+    return ids[0, num_first : num_first + 10].tolist()
+
+
+@pytest.mark.parametrize(("family", "numbers"), [("t5", (6, 14)), ("bart", (7, 16))])
+def test_penalties_and_processors_are_those_of_generate(family, numbers):
+    """Which see what an output began with, and of the prompt what is said to be the encoder's. A
+    token that a request forces comes in the place of the model's."""
+    asked = [prompts(20)[number] for number in numbers]
+    plain = [changed(family, prompt, {}) for prompt in asked]
+    first = plain[0][0]
+    biases = (tuple(plain[0][:2]), -9.0), ((asked[0][-1], first), -9.0)
+    cases = [*CHANGES, {"sequence_bias": biases}]
+
+    async def one(engine, prompt, case):
+        own = {name: case[name] for name in OWN if name in case}
+        rest = LogitsProcessors(**{n: v for n, v in case.items() if n not in own})
+        has_ends = "exponential_decay_length_penalty" in case
+        params = SamplingParams(max_new_tokens=20, ignore_eos=not has_ends, processors=rest, **own)
+        return [event.token_id async for event in engine.generate(prompt, params)][:10]
+
+    async def main():
+        async with Engine(config(family)) as engine:
+            pairs = [(prompt, case) for case in cases for prompt in asked]
+            texts = await asyncio.gather(*(one(engine, *pair) for pair in pairs))
+            if family == "bart":
+                forced = {"forced_bos_token_id": 5}
+                assert await one(engine, asked[0], forced) == await one(engine, asked[0], {})
+            return [texts[i : i + len(asked)] for i in range(0, len(texts), len(asked))]
+
+    for case, texts in zip(cases, run(main(), 60), strict=True):
+        assert texts == [changed(family, prompt, case) for prompt in asked] != plain, case

@@ -57,6 +57,10 @@ LMI = [
     Bound("top_n_tokens", [0, NUM_LOGPROBS], [-1, NUM_LOGPROBS + 1], {"details": True}),
     Bound("prompt_logprobs", [0, NUM_LOGPROBS], [-1, NUM_LOGPROBS + 1]),
     Bound("truncate", [1, 2**31], [0, -1]),
+    Bound("epsilon_cutoff", [0, 1], [-1e-9, NEXT_TO_1], SAMPLED),
+    Bound("eta_cutoff", [0, 1], [-1e-9, NEXT_TO_1], SAMPLED),
+    Bound("encoder_repetition_penalty", [0.001, 100], [0, 100.1]),
+    Bound("exponential_decay_length_penalty", [[0, 100], [9, 0.1]], [[-1, 2], [1, 0], [1]]),
     Bound("stop_sequences", [[], ["x"], *MOST_STOPS], [[""]]),
     Bound("stop", MOST_STOPS, TOO_MANY_STOPS),
 ]

@@ -40,7 +40,7 @@ def test_a_person_talks_completes_and_looks(url: str, tmp_path: Path) -> None:
     async def run() -> None:
         async with visiting(f"{url}/ui", tmp_path) as tab:
             await tab.until("$('model').options.length === 1")
-            await tab.until("$('cards').children.length === 8")
+            await tab.until("$('cards').children.length === 12")
             assert "cached" in await tab.value("$('blocktext').textContent")
             await tab.picture("live")
 

@@ -35,9 +35,9 @@ def can_quantize(num_columns: int) -> bool:
 def gated_activation(
     gate_up: Tensor, activation: str, *, out_dtype: torch.dtype, codes: RowFormat | None = None
 ) -> Tensor | QuantizedRows:
-    """act(gate) * up: fp32 [R, 2 n], gate before up -> [R, n]. ``activation``: silu, gelu_tanh,
-    gelu, relu, relu2, clamped_swiglu. ``codes``: the result, rounded to ``out_dtype``, quantised
-    for such weights."""
+    """act(gate) * up: [R, 2 n], gate before up -> [R, n]. ``gate_up``: fp32, or, without codes,
+    bf16 as ``out_dtype``. ``activation``: silu, gelu_tanh, gelu, relu, relu2, clamped_swiglu.
+    ``codes``: the result, rounded to ``out_dtype``, quantised for such weights."""
     if activation not in CODED_ACTIVATIONS:
         plain = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2, dtype=out_dtype)
         _activate(gate_up, plain, activation, is_gated=True)
@@ -49,6 +49,7 @@ def gated_activation(
         "gated_activation",
         gate_up,
         gate_up=gate_up,
+        x_dtype=gate_up.dtype,
         num_rows=num_rows,
         num_columns=num_columns,
         activation=ACTIVATIONS[activation],
@@ -86,6 +87,7 @@ def _activate(
         "activation",
         x,
         x=x,
+        x_dtype=x.dtype,
         y=y,
         num_rows=len(y),
         num_columns=y.shape[1],

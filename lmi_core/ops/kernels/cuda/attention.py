@@ -36,18 +36,23 @@ def attention(
     scales: Scales = None,
     slopes: Tensor | None = None,
     sinks: Tensor | None = None,
+    sees_later: bool = False,
+    relative: Tensor | None = None,
 ) -> Tensor:
     """Causal attention with grouped queries, [T, hq d] -> [T, hq d] in q's dtype.
 
     keys, values: one layer's [slots, hkv, d]. ``window``: keys seen counting the query's own; 0:
     all. ``soft_cap``: 0: none. ``scales``: of 8-bit keys and values. ``slopes``: [hq], ALiBi's.
-    ``sinks``: [hq], of scores without values.
+    ``sinks``: [hq], of scores without values. ``sees_later``, ``relative``: of ``ops.attention``,
+    which other kernels have.
     """
     num_kv_heads, head_dim = keys.shape[1:]
     group = num_q_heads // num_kv_heads
     reason = not_covered(
         q.dtype, keys.dtype, group, head_dim, q.device, is_plain=slopes is None and sinks is None
     )
+    if sees_later:
+        reason = "tokens that see later ones"
     if reason:
         other = fallback("attention", q.device, reason)
         result: Tensor = other(
@@ -62,6 +67,8 @@ def attention(
             scales=scales,
             slopes=slopes,
             sinks=sinks,
+            sees_later=sees_later,
+            relative=relative,
         )
         return result
     lists = list_attention(

@@ -32,11 +32,14 @@ def can_unpack() -> bool:
     return _can_unpack(unusable_because())
 
 
-def linear_dense(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x @ weight^T + bias: [R, k], [n, k] in bf16 -> fp32 [R, n]; bias is fp32.
+def linear_dense(
+    x: Tensor, weight: Tensor, bias: Tensor | None, *, out_dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """x @ weight^T + bias: [R, k], [n, k] in bf16 -> [R, n] in fp32, without a bias also in bf16;
+    bias is fp32.
 
     Where cuBLASLt has no algorithm for the shape a kernel of our own runs, which the log says."""
-    y = torch.empty(len(x), len(weight), dtype=torch.float32, device=x.device)
+    y = torch.empty(len(x), len(weight), dtype=out_dtype, device=x.device)
     library.call(
         "linear_dense",
         x,
@@ -51,6 +54,7 @@ def linear_dense(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         num_inputs=x.shape[1],
         y_stride=len(weight),
         dtype=x.dtype,
+        y_dtype=out_dtype,
     )
     library.load().log_notices()
     return y

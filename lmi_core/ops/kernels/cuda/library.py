@@ -85,17 +85,39 @@ class Library:
             "capture": (ctypes.c_int32, pointer, ctypes.c_int32, ctypes.c_int32),
             "state": (None, pointer, pointer),
         }
-        functions = {}
-        for name, (result, *arguments) in signatures.items():
-            function = getattr(self._functions, f"lmi_cuda_step_list_{name}")
-            function.restype, function.argtypes = result, arguments
-            functions[name] = function
-        return functions
+        return self._typed(signatures, "step_list_")
 
     def open_cublaslt(self, path: str) -> str | None:
         """Open cuBLASLt by what dlopen takes; why it couldn't be, or None."""
         is_open = self._functions.lmi_cuda_open_cublaslt(path.encode()) == 0
         return None if is_open else self.error()
+
+    def open_nccl(self, path: str) -> str | None:
+        """As ``open_cublaslt``."""
+        is_open = self._functions.lmi_cuda_open_nccl(path.encode()) == 0
+        return None if is_open else self.error()
+
+    def ranks_functions(self) -> dict[str, Callable[..., int]]:
+        """Those of csrc/cuda/lmi_ranks.h that Python calls, by their names' last parts."""
+        pointer, number = ctypes.c_void_p, ctypes.c_int32
+        return self._typed(
+            {
+                "make_ranks_id": (number, pointer),
+                "join_ranks": (number, ctypes.c_char_p, number, number, number, pointer),
+                "abort_ranks": (number, pointer),
+                "leave_ranks": (None, pointer),
+            }
+        )
+
+    def _typed(
+        self, signatures: dict[str, tuple[Any, ...]], prefix: str = ""
+    ) -> dict[str, Callable[..., int]]:
+        functions = {}
+        for name, (result, *arguments) in signatures.items():
+            function = getattr(self._functions, f"lmi_cuda_{prefix}{name}")
+            function.restype, function.argtypes = result, arguments
+            functions[name] = function
+        return functions
 
     def unusable_because(self, device_type: str) -> str | None:
         """Why the current device of that type can't run the kernels; None if it can."""

@@ -16,14 +16,17 @@ MAX_FEW_ROWS = 8
 DTYPES = (torch.bfloat16,)
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x @ weight^T + bias: [R, k], [n, k] of one dtype -> fp32 [R, n]; bias is fp32."""
+def linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, *, out_dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """x @ weight^T + bias: [R, k], [n, k] of one dtype -> [R, n] in fp32, without a bias also in
+    theirs; bias is fp32."""
     num_rows, num_inputs = x.shape
     if x.dtype not in DTYPES:
-        return torch_linear(x, weight, bias)
+        return torch_linear(x, weight, bias, out_dtype=out_dtype)
     if num_rows > MAX_FEW_ROWS or num_inputs % 8 != 0:
-        return _linear_of_many_rows(x, weight, bias)
-    y = torch.empty(num_rows, len(weight), dtype=torch.float32, device=x.device)
+        return _linear_of_many_rows(x, weight, bias, out_dtype)
+    y = torch.empty(num_rows, len(weight), dtype=out_dtype, device=x.device)
     library.call(
         "linear_few_rows",
         x,
@@ -35,15 +38,19 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         num_outputs=len(weight),
         num_inputs=num_inputs,
         dtype=x.dtype,
+        y_dtype=out_dtype,
     )
     return y
 
 
-def _linear_of_many_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _linear_of_many_rows(
+    x: Tensor, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype
+) -> Tensor:
     reason = cublaslt.unusable_because()
     if reason is None:
-        return cublaslt.linear_dense(x, weight, bias)
-    result: Tensor = fallback("linear", x.device, f"cuBLASLt here ({reason})")(x, weight, bias)
+        return cublaslt.linear_dense(x, weight, bias, out_dtype=out_dtype)
+    other = fallback("linear", x.device, f"cuBLASLt here ({reason})")
+    result: Tensor = other(x, weight, bias, out_dtype=out_dtype)
     return result
 
 

@@ -50,7 +50,7 @@ def linear_quantized(
 
 def _room_to_unpack(weight: PackedWeight, y: Tensor) -> dict[str, object]:
     """Arguments for products of so many rows that cuBLASLt makes them; else none."""
-    num_bytes, most = weight.unpacked_bytes, packed_weight.MAX_PANEL_ROWS
+    num_bytes, most = weight.unpacked_bytes, packed_weight.MAX_PANEL_ROWS[weight.format]
     if len(y) <= most or not num_bytes or not cublaslt.can_unpack():
         return {}
     return {

@@ -28,9 +28,9 @@ def rope_cache_write(
 ) -> Tensor:
     """Norm (optional) and rotate heads, write K and V at ``slots``, return q [T, hq d].
 
-    qkv: fp32 [T, (hq + 2 hkv) d]; keys, values: one layer's [slots, hkv, d]; cos, sin: fp32
-    [positions, rotary / 2]; positions, slots: int32 [T]. ``scales``: of 8-bit keys and
-    values; those of rows are written. Where ``values`` is None, qkv has none either.
+    qkv: [T, (hq + 2 hkv) d], fp32, or bf16 where q is; keys, values: one layer's [slots, hkv, d];
+    cos, sin: fp32 [positions, rotary / 2]; positions, slots: int32 [T]. ``scales``: of 8-bit keys
+    and values; those of rows are written. Where ``values`` is None, qkv has none either.
     """
     if values is None:
         other = fallback("rope_cache_write", qkv.device, "caches of keys alone")
@@ -52,6 +52,7 @@ def rope_cache_write(
         "rope_cache_write",
         qkv,
         qkv=qkv,
+        qkv_dtype=qkv.dtype,
         q=q,
         keys=keys,
         values=values,

@@ -23,9 +23,13 @@ def sample(logits: Tensor, inputs: SamplingInputs) -> PendingResults:
     """fp32 [L, vocab]. A row with a NaN or infinite logit, or with all tokens banned, gets -1."""
     num_rows, vocab_size = logits.shape
     max_top = min(int(inputs.num_top.max(initial=0)), vocab_size)
+    lacking = ""
     if max_top > MAX_TOP:
-        other = fallback("sample", logits.device, f"more than {MAX_TOP} log-probabilities a token")
-        result: PendingResults = other(logits, inputs)
+        lacking = f"more than {MAX_TOP} log-probabilities a token"
+    elif len(inputs.scales[0]) or inputs.epsilon_cutoff.any() or inputs.eta_cutoff.any():
+        lacking = "scales of logits, and no cutoffs"
+    if lacking:
+        result: PendingResults = fallback("sample", logits.device, lacking)(logits, inputs)
         return result
     masked_rows, masks = inputs.masks()
     structs = library.load().interface.structs

@@ -12,10 +12,10 @@ from lmi_core.ops.kernels.torch_ops.linear_quantized import quantize_rows
 def gated_activation(
     gate_up: Tensor, activation: str, *, out_dtype: torch.dtype, codes: RowFormat | None = None
 ) -> Tensor | QuantizedRows:
-    """act(gate) * up: fp32 [R, 2 n], gate before up -> [R, n]. ``activation``: silu, gelu_tanh,
-    gelu, relu, relu2, clamped_swiglu. ``codes``: the result, rounded to ``out_dtype``, quantised
-    for such weights."""
-    gate, up = gate_up.chunk(2, dim=-1)
+    """act(gate) * up: [R, 2 n], gate before up -> [R, n]. ``gate_up``: fp32, or bf16 as
+    ``out_dtype``. ``activation``: silu, gelu_tanh, gelu, relu, relu2, clamped_swiglu. ``codes``:
+    the result, rounded to ``out_dtype``, quantised for such weights."""
+    gate, up = gate_up.float().chunk(2, dim=-1)
     if activation == "clamped_swiglu":
         gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0) + 1.0
         y = (gate * torch.sigmoid(1.702 * gate) * up).to(out_dtype)
@@ -28,7 +28,7 @@ def activation(
     x: Tensor, activation: str, *, out_dtype: torch.dtype, codes: RowFormat | None = None
 ) -> Tensor | QuantizedRows:
     """act(x), otherwise as ``gated_activation``."""
-    y = _activated(x, activation).to(out_dtype)
+    y = _activated(x.float(), activation).to(out_dtype)
     return y if codes is None else quantize_rows(y, codes)
 
 

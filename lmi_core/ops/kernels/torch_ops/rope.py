@@ -27,12 +27,12 @@ def rope_cache_write(
 ) -> Tensor:
     """Norm (optional) and rotate heads, write K and V at ``slots``, return q [T, hq d].
 
-    qkv: fp32 [T, (hq + 2 hkv) d]; keys, values: one layer's [slots, hkv, d]; cos, sin: fp32
-    [positions, rotary / 2]; positions, slots: int32 [T]. ``scales``: of 8-bit keys and
-    values; those of rows are written. Where ``values`` is None, qkv has none either.
+    qkv: [T, (hq + 2 hkv) d], fp32, or bf16 where q is; keys, values: one layer's [slots, hkv, d];
+    cos, sin: fp32 [positions, rotary / 2]; positions, slots: int32 [T]. ``scales``: of 8-bit keys
+    and values; those of rows are written. Where ``values`` is None, qkv has none either.
     """
     num_kv_heads, head_dim = keys.shape[1:]
-    heads = qkv.view(qkv.shape[0], -1, head_dim)
+    heads = qkv.view(qkv.shape[0], -1, head_dim).float()
     q, k, v = heads.tensor_split((num_q_heads, num_q_heads + num_kv_heads), dim=1)
     if q_norm is not None:
         q = normalized(q, q_norm, norm_eps)

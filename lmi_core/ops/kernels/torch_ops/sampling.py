@@ -1,9 +1,10 @@
 """From logits to token ids; the rules are those of the native sampler (csrc/cpu/isa/sample.inc).
 
 Filters keep a prefix of the tokens in order of (logit descending, id ascending), typical-p one in
-order of distances from the mean logit. Draws go through what is kept in order of ids, with masses
-that are integers: those of csrc/cuda/sample.cu too, so that both choose alike but for the rounding
-of exponentials. The CPU's draws choose alike where nothing is filtered.
+order of distances from the mean logit, and cutoffs (csrc/cpu/isa/cutoffs.inc) what has a share of
+so much. Draws go through what is kept in order of ids, with masses that are integers: those of
+csrc/cuda/sample.cu too, so that both choose alike but for the rounding of exponentials. The CPU's
+draws choose alike where nothing is filtered.
 """
 
 from __future__ import annotations
@@ -71,9 +72,9 @@ def _in_order(values: Tensor) -> Tensor:
 
 
 def _modify(logits: Tensor, inputs: SamplingInputs) -> Tensor:
-    """Logit bias, penalties, bans, masks; a copy only where there is something to change."""
+    """Logit bias, penalties, scales, bans, masks; a copy only where something is to change."""
     masked_rows, masks = inputs.masks()
-    edited = (inputs.biases, inputs.seen, inputs.bans)
+    edited = (inputs.biases, inputs.seen, inputs.scales, inputs.bans)
     if not len(masked_rows) and not any(len(edits[0]) for edits in edited):
         return logits
     modified = logits.clone()
@@ -85,6 +86,9 @@ def _modify(logits: Tensor, inputs: SamplingInputs) -> Tensor:
     seen -= _to(inputs.frequency_penalty, logits)[rows] * counts
     seen -= _to(inputs.presence_penalty, logits)[rows] * (counts > 0)
     modified[rows, ids] = seen
+    rows, ids, above = _edits(inputs.scales[:3], logits)
+    scaled, below = modified[rows, ids], _to(inputs.scales[3], logits)
+    modified[rows, ids] = scaled * torch.where(scaled > 0, above, below)
     rows, ids, _ = _edits(inputs.bans, logits)
     modified[rows, ids] = -torch.inf
     if len(masked_rows):
@@ -139,6 +143,20 @@ def kept_masses(logits: Tensor, best: Tensor, inputs: SamplingInputs, rows: _Row
         distances = _distances(logits[at], own, best[at], temperature[at])
         return _is_in_prefix(_in_order(-distances), own, target)
 
+    def is_heavy(at: Tensor, least: Tensor) -> Tensor:
+        own = masses[at]
+        return own >= torch.minimum(least.long(), own.amax(-1, keepdim=True))
+
+    def is_above_epsilon(at: Tensor, of: _Rows) -> Tensor:
+        total = masses[at].sum(-1, keepdim=True).double()
+        return is_heavy(at, _column(inputs.epsilon_cutoff, of, logits) * total)
+
+    def is_above_eta(at: Tensor, of: _Rows) -> Tensor:
+        own, eta = masses[at], _column(inputs.eta_cutoff, of, logits).double()
+        total = own.sum(-1, keepdim=True).double()
+        entropy = (total / UNIT).log() + _mean_below(logits[at], own, best[at], temperature[at])
+        return is_heavy(at, torch.minimum(eta, eta.sqrt() * (-entropy).exp()) * total)
+
     keep((inputs.top_k[rows] > 0) & (inputs.top_k[rows] < logits.shape[1]), is_top_k)
     keep(inputs.top_p[rows] < 1, is_top_p)
     keep(
@@ -146,6 +164,8 @@ def kept_masses(logits: Tensor, best: Tensor, inputs: SamplingInputs, rows: _Row
         lambda at, of: weights[at] >= _column(inputs.min_p, of, logits),
     )
     keep(inputs.typical_p[rows] < 1, is_typical)
+    keep(inputs.epsilon_cutoff[rows] > 0, is_above_epsilon)
+    keep(inputs.eta_cutoff[rows] > 0, is_above_eta)
     return masses
 
 
@@ -175,11 +195,17 @@ def _is_in_prefix(keys: Tensor, weights: Tensor, target: Tensor) -> Tensor:
 
 def _distances(logits: Tensor, masses: Tensor, best: Tensor, temperature: Tensor) -> Tensor:
     """From the mean logit of what is kept: the surprise is as far from the entropy, but for the
-    temperature (csrc/cpu/isa/typical.inc). A token adds 1 / e of the greatest mass at most."""
+    temperature (csrc/cpu/isa/typical.inc)."""
+    mean_below = _mean_below(logits, masses, best, temperature).float()
+    return (logits - (best - mean_below * temperature)).abs()
+
+
+def _mean_below(logits: Tensor, masses: Tensor, best: Tensor, temperature: Tensor) -> Tensor:
+    """[R, 1] fp64: how far what is kept is below the greatest logit in the mean, over the
+    temperature. A token adds 1 / e of the greatest mass at most."""
     below = torch.where(masses > 0, (best - logits) / temperature, 0.0)
     moment = (masses.float() * below).long().sum(-1, keepdim=True)
-    mean_below = moment.double() / masses.sum(-1, keepdim=True).double()
-    return (logits - (best - mean_below.float() * temperature)).abs()
+    return moment.double() / masses.sum(-1, keepdim=True).double()
 
 
 def _pick(masses: Tensor, uniform: Tensor) -> Tensor:

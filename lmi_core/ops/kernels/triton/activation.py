@@ -26,8 +26,8 @@ _MAX_CODED_BLOCK = 32768
 def gated_activation(
     gate_up: Tensor, activation: str, *, out_dtype: torch.dtype, codes: RowFormat | None = None
 ) -> Tensor | QuantizedRows:
-    """act(gate) * up: fp32 [R, 2 n], gate before up -> [R, n]. ``activation``: silu, gelu_tanh,
-    gelu, relu, relu2, clamped_swiglu.
+    """act(gate) * up: [R, 2 n], gate before up -> [R, n]. ``gate_up``: fp32, or bf16 as
+    ``out_dtype``. ``activation``: silu, gelu_tanh, gelu, relu, relu2, clamped_swiglu.
     ``codes``: the result, rounded to ``out_dtype``, quantised for such weights."""
     return _activated(gate_up, gate_up.shape[1] // 2, activation, out_dtype, codes)
 
@@ -115,7 +115,7 @@ def _activation_kernel(
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_column = columns < num_columns
     source = x_ptr + row * (2 if IS_GATED else 1) * num_columns + columns
-    gate = tl.load(source, mask=is_column, other=0.0)
+    gate = tl.load(source, mask=is_column, other=0.0).to(tl.float32)
     if ACTIVATION == "clamped_swiglu":
         gate = tl.where(gate > 7.0, 7.0, gate)
     if ACTIVATION == "gelu":
@@ -133,7 +133,7 @@ def _activation_kernel(
         decay = tl.exp(-tl.abs(z))
         activated = gate * (tl.where(z >= 0.0, 1.0, decay) / (1.0 + decay))
     if IS_GATED:
-        up = tl.load(source + num_columns, mask=is_column, other=0.0)
+        up = tl.load(source + num_columns, mask=is_column, other=0.0).to(tl.float32)
         if ACTIVATION == "clamped_swiglu":
             up = tl.where(up > 7.0, 7.0, tl.where(up < -7.0, -7.0, up)) + 1.0
         activated *= up

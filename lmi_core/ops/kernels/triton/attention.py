@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lmi_core.ops.device.device_step import DeviceStep
 from lmi_core.ops.device.paged_cache import Scales
-from lmi_core.ops.kernels.triton.attention_tile import attend_tile, head_scores
+from lmi_core.ops.kernels.triton.attention_tile import attend_tile, end_of_keys, head_scores
 from lmi_core.ops.kernels.triton.codes import StoredCache
 from lmi_core.ops.kernels.triton.wide_attention import wide_attention
 
@@ -19,6 +19,11 @@ the largest GPUs now in use."""
 MIN_SPLIT_KEYS = 256
 BLOCK_KEYS = 32
 """Keys that a program takes at once."""
+DECODE_SCORES = 1024
+"""Of a decode's tile: keys times query heads of a group. By the machine code, two programs of a
+multiprocessor with 32 keys of 128 numbers keep so little under way that they read at two thirds of
+a memory's rate, with 64 at all of it. Of wider heads 32 have as many bytes, and codes are widened
+in registers, which 64 take so many of that fewer programs are there."""
 MIN_DOT_SIZE = 16
 TILE_ROWS = 128
 """Of a prefill's scores: tokens times query heads of a group; half as many of wide heads, whose
@@ -41,17 +46,21 @@ def attention(
     scales: Scales = None,
     slopes: Tensor | None = None,
     sinks: Tensor | None = None,
+    sees_later: bool = False,
+    relative: Tensor | None = None,
 ) -> Tensor:
-    """Causal attention with grouped queries, [T, hq d] -> [T, hq d] in q's dtype.
+    """Attention with grouped queries, causal unless ``sees_later``: [T, hq d] -> [T, hq d] in q's
+    dtype.
 
     keys, values: one layer's [slots, hkv, d]. ``window``: keys seen counting the query's own; 0:
     all. ``soft_cap``: 0: none. ``scales``: of 8-bit keys and values. ``slopes``: [hq], ALiBi's.
-    ``sinks``: [hq], of scores without values.
+    ``sinks``: [hq], of scores without values. ``sees_later``, ``relative``: of ``ops.attention``.
     """
     sizes = kernel_sizes(q, keys, step, num_q_heads, window, soft_cap, slopes, sinks)
     cache = StoredCache.of(keys, values, scales)
     if keys.shape[-1] > MAX_HEAD_DIM:
-        if window or soft_cap or slopes is not None or sinks is not None:
+        others = (slopes, sinks, relative)
+        if window or soft_cap or sees_later or any(other is not None for other in others):
             raise ValueError(f"heads of {keys.shape[-1]} with windows, caps, slopes or sinks")
         y = torch.empty_like(q)
         splits = _splits(step, 0, keys.shape[1] * triton.cdiv(sizes["GROUP"], MIN_DOT_SIZE))
@@ -76,6 +85,9 @@ def attention(
             step.block_tables,
             step.block_tables.shape[1],
             *settings,
+            *relative_arguments(q, relative),
+            SEES_LATER=sees_later,
+            HAS_RELATIVE=relative is not None,
             QUERY_TILE=query_tile,
             BLOCK_GROUP=triton.next_power_of_2(sizes["GROUP"]),
             CODE=cache.code,
@@ -89,6 +101,18 @@ def tile_tokens(group: int, head_dim: int) -> int:
     rows = TILE_ROWS if head_dim <= NARROW_HEAD_DIM else TILE_ROWS // 2
     tokens: int = rows // triton.next_power_of_2(group)
     return max(1, tokens)
+
+
+def relative_arguments(q: Tensor, relative: Tensor | None) -> tuple[Tensor, int]:
+    """What kernels take of it: the numbers, and how many a head has; any tensor for none."""
+    return (q, 0) if relative is None else (relative, relative.shape[1])
+
+
+def decode_keys(block_group: int, head_dim: int, code: str) -> int:
+    """Keys that a decode takes at once, for so many rows of scores."""
+    if code or head_dim > NARROW_HEAD_DIM:
+        return BLOCK_KEYS
+    return max(BLOCK_KEYS, min(2 * BLOCK_KEYS, DECODE_SCORES // block_group))
 
 
 def kernel_sizes(
@@ -129,6 +153,7 @@ def _decode(
     """Sequences with one row: partial results per split of the keys, then their merge."""
     num_seqs, num_kv_heads = len(step.single_seqs), sizes["NUM_KV_HEADS"]
     num_q_heads = num_kv_heads * sizes["GROUP"]
+    block_group = max(MIN_DOT_SIZE, triton.next_power_of_2(sizes["GROUP"]))
     split_size, num_splits = _splits(step, settings[4], num_kv_heads)
     shape = (num_seqs, num_q_heads, num_splits)
     partials = torch.empty(*shape, sizes["HEAD_DIM"], dtype=torch.float32, device=q.device)
@@ -146,9 +171,9 @@ def _decode(
         *settings,
         split_size,
         num_splits,
-        BLOCK_GROUP=max(MIN_DOT_SIZE, triton.next_power_of_2(sizes["GROUP"])),
+        BLOCK_GROUP=block_group,
         CODE=cache.code,
-        **sizes,
+        **{**sizes, "BLOCK_KEYS": decode_keys(block_group, sizes["HEAD_DIM"], cache.code)},
     )
     _merge_kernel[(num_seqs, num_q_heads)](
         partials,
@@ -248,9 +273,9 @@ def _decode_kernel(
         maximum, mass, y = attend_tile(
             q, positions, maximum, mass, y, start, end, keys_ptr, values_ptr,
             key_scales_ptr, value_scales_ptr, tables_ptr + seq * table_stride, kv_head,
-            scale, soft_cap, window, slopes,
+            scale, soft_cap, window, slopes, slopes_ptr, 0,
             NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_DIM, BLOCK_KEYS, HAS_WINDOW, HAS_SOFT_CAP,
-            HAS_SLOPES, IS_WIDENED, CODE,
+            HAS_SLOPES, IS_WIDENED, CODE, False, False,
         )  # fmt: skip
 
     # A split without keys has mass 0: its log is -inf and its result 0.
@@ -318,6 +343,10 @@ def _prefill_kernel(
     soft_cap,
     window,
     value_scale,
+    relative_ptr,
+    relative_width,
+    SEES_LATER: tl.constexpr,
+    HAS_RELATIVE: tl.constexpr,
     QUERY_TILE: tl.constexpr,
     BLOCK_GROUP: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
@@ -354,8 +383,10 @@ def _prefill_kernel(
         q = q.to(keys_ptr.dtype.element_ty)
 
     begin = tl.maximum(num_cached + first + 1 - window, 0) if HAS_WINDOW else 0
-    end = num_cached + tl.minimum(first + QUERY_TILE, num_rows)
+    last = num_cached + tl.minimum(first + QUERY_TILE, num_rows) - 1
+    end = end_of_keys(last, num_cached + num_rows, window, SEES_LATER, HAS_WINDOW)
     heads = kv_head * GROUP + group
+    relative_at = tl.where(is_scored, heads * relative_width + relative_width // 2, -1)
     slopes, maximum = head_scores(slopes_ptr, sinks_ptr, heads, is_scored, HAS_SLOPES, HAS_SINKS)
     mass = tl.where(maximum > float("-inf"), 1.0, 0.0)
     y = tl.zeros([QUERY_TILE * BLOCK_GROUP, BLOCK_DIM], tl.float32)
@@ -363,9 +394,9 @@ def _prefill_kernel(
         maximum, mass, y = attend_tile(
             q, num_cached + in_seq, maximum, mass, y, start, end, keys_ptr, values_ptr,
             key_scales_ptr, value_scales_ptr, tables_ptr + seq * table_stride, kv_head,
-            scale, soft_cap, window, slopes,
+            scale, soft_cap, window, slopes, relative_ptr, relative_at,
             NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_DIM, BLOCK_KEYS, HAS_WINDOW, HAS_SOFT_CAP,
-            HAS_SLOPES, IS_WIDENED, CODE,
+            HAS_SLOPES, IS_WIDENED, CODE, SEES_LATER, HAS_RELATIVE,
         )  # fmt: skip
     y *= (value_scale / tl.where(mass > 0.0, mass, 1.0))[:, None]
     tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty), mask=is_element)

@@ -27,6 +27,8 @@ def attend_tile(
     soft_cap,
     window,
     slopes,
+    relative_ptr,
+    relative_at,
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -37,10 +39,14 @@ def attend_tile(
     HAS_SLOPES: tl.constexpr,
     IS_WIDENED: tl.constexpr,
     CODE: tl.constexpr,
+    SEES_LATER: tl.constexpr,
+    HAS_RELATIVE: tl.constexpr,
 ):
     """Take keys start .. start + BLOCK_KEYS, below end, into the running softmax of Milakov and
     Gimelshein, "Online normalizer calculation for softmax", 2018: row maxima, masses relative to
     them, and unnormalised results. ``slopes``: of rows' heads, what scores lose by distance.
+    ``relative_at``: where a row's head has what is added at distance 0, at the key's position less
+    the row's from there; negative: a row that isn't there. SEES_LATER: keys behind a row, too.
     CODE: keys and values are such codes; the scales of int8 rows go into the scores and the
     weights. IS_WIDENED: multiply in fp32, since Triton's interpreter takes the bits of bf16 for
     integers in tl.dot."""
@@ -68,9 +74,12 @@ def attend_tile(
     distance = positions[:, None] - at[None, :]
     if HAS_SLOPES:
         scores -= slopes[:, None] * distance.to(tl.float32)
-    is_seen = (distance >= 0) & is_key[None, :]
+    if HAS_RELATIVE:
+        is_there = (relative_at >= 0)[:, None] & is_key[None, :]
+        scores += tl.load(relative_ptr + relative_at[:, None] - distance, mask=is_there, other=0.0)
+    is_seen = is_key[None, :] & (SEES_LATER | (distance >= 0))
     if HAS_WINDOW:
-        is_seen = is_seen & (distance < window)
+        is_seen = is_seen & (tl.abs(distance) < window)
     scores = tl.where(is_seen, scores, float("-inf"))
 
     new_maximum = tl.maximum(maximum, tl.max(scores, 1))
@@ -90,6 +99,17 @@ def attend_tile(
         v = v.to(tl.float32)
     y = y * fading[:, None] + tl.dot(rounded, v, input_precision="ieee")
     return new_maximum, mass * fading + tl.sum(weights, 1), y
+
+
+@triton.jit
+def end_of_keys(last, kv_length, window, SEES_LATER: tl.constexpr, HAS_WINDOW: tl.constexpr):
+    """Before which the keys lie that the row at position ``last`` sees."""
+    end = last + 1
+    if SEES_LATER:
+        end = kv_length
+        if HAS_WINDOW:
+            end = tl.minimum(last + window, kv_length)
+    return end
 
 
 @triton.jit

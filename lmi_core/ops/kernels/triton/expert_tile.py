@@ -7,6 +7,14 @@ import triton.language as tl
 
 
 @triton.jit
+def own_place(num_columns, BLOCK_COLUMNS: tl.constexpr):
+    """Which block of columns and which tile of rows a program of a grid of one dimension has, since
+    the others have 65,535 programs at most: columns of a tile one after the other."""
+    num_blocks = (num_columns + BLOCK_COLUMNS - 1) // BLOCK_COLUMNS
+    return tl.program_id(0) % num_blocks, tl.program_id(0) // num_blocks
+
+
+@triton.jit
 def product_rows(
     token_rows_ptr,
     first_rows_ptr,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lmi_core.ops.device.expert_rows import ExpertRows, ExpertTable
 from lmi_core.ops.device.packed_weight import PackedWeight
-from lmi_core.ops.kernels.triton.expert_tile import product_rows
+from lmi_core.ops.kernels.triton.expert_tile import own_place, product_rows
 from lmi_core.ops.kernels.triton.linear import launch_packed
 from lmi_core.ops.kernels.triton.linear_quantized import launch_quantized
 from lmi_core.ops.kernels.triton.routing import route
@@ -97,7 +97,7 @@ def _multiply(
         launch = launch_quantized if weight.row_format else launch_packed
         launch(x, weight, bias, y, num_tiles, lists, sizes)
         return
-    _grouped_kernel[(triton.cdiv(weight.num_outputs, BLOCK_OUTPUTS), num_tiles)](
+    _grouped_kernel[(triton.cdiv(weight.num_outputs, BLOCK_OUTPUTS) * num_tiles,)](
         x,
         *lists,
         y if bias is None else bias,
@@ -176,13 +176,14 @@ def _grouped_kernel(
     BLOCK_INPUTS: tl.constexpr,
     IS_WIDENED: tl.constexpr,
 ):
+    block, tile = own_place(num_outputs, BLOCK_OUTPUTS)
     expert, rows, source, is_row = product_rows(
-        token_rows_ptr, first_rows_ptr, 0, tl.program_id(1),
+        token_rows_ptr, first_rows_ptr, 0, tile,
         NUM_EXPERTS, BLOCK_EXPERTS, IS_BY_TOKEN, BLOCK_ROWS,
     )  # fmt: skip
     weight_ptr = tl.load(addresses_ptr + expert).to(tl.pointer_type(x_ptr.dtype.element_ty))
     weight_ptr = tl.multiple_of(weight_ptr, 16)
-    outputs = tl.program_id(0) * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)
+    outputs = block * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)
     inner = tl.arange(0, BLOCK_INPUTS)
     is_output = outputs < num_outputs
     x_at = x_ptr + source.to(tl.int64)[:, None] * num_inputs + inner[None, :]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lmi_core.ops.device import packed_weight
 from lmi_core.ops.device.packed_weight import HEADER_BYTES, PackedWeight
-from lmi_core.ops.kernels.triton.expert_tile import product_rows
+from lmi_core.ops.kernels.triton.expert_tile import own_place, product_rows
 from lmi_core.ops.kernels.triton.linear_unpacked import STEP_INPUTS, linear_unpacked
 
 BLOCK_PANELS = 2
@@ -53,7 +53,7 @@ def launch_packed(
 ) -> None:
     """``lists``: of experts that are all as ``weight`` is, their rows' tokens, their first rows and
     the addresses of their panels; ``sizes``: as ``product_rows`` calls them."""
-    _linear_packed_kernel[(triton.cdiv(weight.num_panels, BLOCK_PANELS), num_tiles)](
+    _linear_packed_kernel[(triton.cdiv(weight.num_panels, BLOCK_PANELS) * num_tiles,)](
         x,
         weight.panels,
         weight.panels.view(torch.float16),
@@ -104,13 +104,14 @@ def _linear_packed_kernel(
     IS_WIDENED: tl.constexpr,
 ):
     columns = tl.arange(0, BLOCK_PANELS * 16)
-    panel = tl.program_id(0) * BLOCK_PANELS + columns // 16
+    block, tile = own_place(num_panels, BLOCK_PANELS)
+    panel = block * BLOCK_PANELS + columns // 16
     lane = columns % 16
     is_panel = panel < num_panels
     # A panel past the last reads the last one; its outputs are not stored.
     base = tl.minimum(panel, num_panels - 1).to(tl.int64) * panel_bytes
     expert, rows, source, is_there = product_rows(
-        token_rows_ptr, first_rows_ptr, num_rows, tl.program_id(1),
+        token_rows_ptr, first_rows_ptr, num_rows, tile,
         NUM_EXPERTS, BLOCK_EXPERTS, IS_BY_TOKEN, BLOCK_ROWS,
     )  # fmt: skip
     is_row = is_there[:, None]

@@ -16,7 +16,7 @@ from torch import Tensor
 from lmi_core.ops.device.packed_weight import HEADER_BYTES, PackedWeight
 from lmi_core.ops.device.quantized_rows import QuantizedRows
 from lmi_core.ops.kernels.triton.codes import widened
-from lmi_core.ops.kernels.triton.expert_tile import product_rows
+from lmi_core.ops.kernels.triton.expert_tile import own_place, product_rows
 from lmi_core.ops.kernels.triton.row_codes import quantize_rows
 
 BLOCK_INPUTS = 128
@@ -56,7 +56,7 @@ def launch_quantized(
     assert weight.row_format is not None
     rows = x if isinstance(x, QuantizedRows) else quantize_rows(x, weight.row_format)
     block_panels = 2 if sizes["BLOCK_ROWS"] == 16 else 4
-    _linear_quantized_kernel[(triton.cdiv(weight.num_panels, block_panels), num_tiles)](
+    _linear_quantized_kernel[(triton.cdiv(weight.num_panels, block_panels) * num_tiles,)](
         rows.codes.view(torch.uint8),
         rows.scales,
         rows.scales if rows.outliers is None else rows.outliers,
@@ -156,13 +156,14 @@ def _linear_quantized_kernel(
     IS_WIDENED: tl.constexpr,
 ):
     columns = tl.arange(0, BLOCK_PANELS * 16)
-    panel = tl.program_id(0) * BLOCK_PANELS + columns // 16
+    block, tile = own_place(num_panels, BLOCK_PANELS)
+    panel = block * BLOCK_PANELS + columns // 16
     lane = columns % 16
     is_panel = panel < num_panels
     # A panel past the last reads the last one; its outputs are not stored.
     base = tl.minimum(panel, num_panels - 1).to(tl.int64) * panel_bytes
     expert, rows, source, is_there = product_rows(
-        token_rows_ptr, first_rows_ptr, num_rows, tl.program_id(1),
+        token_rows_ptr, first_rows_ptr, num_rows, tile,
         NUM_EXPERTS, BLOCK_EXPERTS, IS_BY_TOKEN, BLOCK_ROWS,
     )  # fmt: skip
     is_row = is_there[:, None]

@@ -29,9 +29,9 @@ def rope_cache_write(
 ) -> Tensor:
     """Norm (optional) and rotate heads, write K and V at ``slots``, return q [T, hq d].
 
-    qkv: fp32 [T, (hq + 2 hkv) d]; keys, values: one layer's [slots, hkv, d]; cos, sin: fp32
-    [positions, rotary / 2]; positions, slots: int32 [T]. ``scales``: of 8-bit keys and
-    values; those of rows are written. Where ``values`` is None, qkv has none either.
+    qkv: [T, (hq + 2 hkv) d], fp32, or bf16 where q is; keys, values: one layer's [slots, hkv, d];
+    cos, sin: fp32 [positions, rotary / 2]; positions, slots: int32 [T]. ``scales``: of 8-bit keys
+    and values; those of rows are written. Where ``values`` is None, qkv has none either.
     """
     num_tokens, (num_kv_heads, head_dim) = len(qkv), keys.shape[1:]
     q = qkv.new_empty(num_tokens, num_q_heads * head_dim, dtype=out_dtype)
@@ -95,7 +95,7 @@ def _rope_cache_write_kernel(
     at = tl.arange(0, BLOCK)
     is_dim = at < HEAD_DIM
     cache_row = tl.load(slots_ptr + token).to(tl.int64) * num_kv_heads
-    x = tl.load(source + at, mask=is_dim, other=0.0)
+    x = tl.load(source + at, mask=is_dim, other=0.0).to(tl.float32)
     if head >= num_rotated:
         cache_head = cache_row + head - num_rotated
         target = values_ptr + cache_head * HEAD_DIM + at
@@ -103,7 +103,7 @@ def _rope_cache_write_kernel(
     else:
         # Each dimension's partner in its rotation; past the rotary part, itself.
         partner_at = tl.where(at < half, at + half, tl.where(at < 2 * half, at - half, at))
-        partner = tl.load(source + partner_at, mask=is_dim, other=0.0)
+        partner = tl.load(source + partner_at, mask=is_dim, other=0.0).to(tl.float32)
         angle_at = tl.load(positions_ptr + token).to(tl.int64) * half + at % half
         is_rotary = at < 2 * half
         cos = tl.load(cos_ptr + angle_at, mask=is_rotary, other=1.0)

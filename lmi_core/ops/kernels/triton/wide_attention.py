@@ -19,29 +19,34 @@ from torch import Tensor
 from lmi_core.ops.device.device_step import DeviceStep
 from lmi_core.ops.kernels.triton.codes import StoredCache, widened
 
-MAX_ROWS = 64
-"""Scores' rows of a program: tokens times query heads."""
-MIN_ROWS = 16
+MAX_ROWS, MIN_ROWS = 64, 16
+"""Scores' rows of a program: tokens times query heads; the fewest for products of four bytes."""
 BLOCK_KEYS, FEW_KEYS = 32, 16
 MANY_KEYS_BYTES = 132 << 10
-"""Of a block's shared memory, from which it has BLOCK_KEYS of two bytes; else FEW_KEYS fit."""
+"""Of a block's shared memory, from which it has BLOCK_KEYS of two bytes; else FEW_KEYS fit, with
+MIN_ROWS also of four."""
 MIN_PART = 16
 NUM_WARPS = 8
 
 
-def prefill_tokens(group: int) -> int:
-    """Tokens of a prefill's tile, for a group of so many query heads."""
-    tokens: int = MAX_ROWS // triton.next_power_of_2(group)
-    return max(1, tokens)
-
-
 @functools.cache
-def _block_keys(device: torch.device) -> int:
+def _most_rows_and_keys(dtype: torch.dtype, device: torch.device) -> tuple[int, int]:
+    """Of a block, for products of that type."""
+    if dtype.itemsize > 2:
+        return MIN_ROWS, FEW_KEYS
     if device.type != "cuda":
-        return BLOCK_KEYS
+        return MAX_ROWS, BLOCK_KEYS
     properties: Any = torch.cuda.get_device_properties(device)
     has_many = properties.shared_memory_per_block_optin >= MANY_KEYS_BYTES
-    return BLOCK_KEYS if has_many else FEW_KEYS
+    return MAX_ROWS, BLOCK_KEYS if has_many else FEW_KEYS
+
+
+def widest_dtype(q: Tensor, cache: StoredCache) -> torch.dtype:
+    """That a block holds: of queries, to which codes are widened, or of a cache without codes, to
+    which queries are."""
+    keys = cache.tensors[0]
+    is_wider = cache.code == "" and keys.dtype.itemsize > q.dtype.itemsize
+    return keys.dtype if is_wider else q.dtype
 
 
 def wide_attention(
@@ -57,6 +62,7 @@ def wide_attention(
     keys, values = cache.tensors[:2]
     num_kv_heads, head_dim = keys.shape[1:]
     group = num_q_heads // num_kv_heads
+    most_rows, block_keys = _most_rows_and_keys(widest_dtype(q, cache), q.device)
     block_dim = 1 << (head_dim.bit_length() - 1)
     sizes = {
         "NUM_KV_HEADS": num_kv_heads,
@@ -65,15 +71,15 @@ def wide_attention(
         "BLOCK_SIZE": step.block_size,
         "BLOCK_DIM": block_dim,
         "BLOCK_REST": max(MIN_PART, triton.next_power_of_2(head_dim - block_dim)),
-        "BLOCK_KEYS": _block_keys(q.device),
+        "BLOCK_KEYS": block_keys,
         "IS_LATENT": keys.data_ptr() == values.data_ptr(),
         "IS_WIDENED": q.device.type != "cuda",
         "CODE": cache.code,
     }
     lists = (step.first_rows, step.num_rows, step.kv_lengths, step.block_tables)
     settings = (step.block_tables.shape[1], scale * cache.fixed.keys, cache.fixed.values)
-    block_group = min(MAX_ROWS, triton.next_power_of_2(group))
-    query_tile = prefill_tokens(group)
+    block_group = min(most_rows, triton.next_power_of_2(group))
+    query_tile = most_rows // block_group
     tiles = step.tiles_of(query_tile)
     if len(tiles):
         parts = triton.cdiv(group, block_group)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from lmi_core.engine.logits_processors import LogitsProcessors
 from lmi_core.errors import UserError
 from lmi_server.dialects.base import ParsedCall
 from lmi_server.dialects.unknown_fields import IGNORED_HEADER
@@ -28,6 +29,7 @@ def test_defaults() -> None:
         ({"temperature": 0}, 0.0),
         ({"top_p": 0.9}, 1.0),
         ({"typical_p": 0.9}, 1.0),
+        ({"epsilon_cutoff": 0.01}, 1.0),
         ({"temperature": None, "top_k": None}, 0.0),
     ],
 )
@@ -166,6 +168,36 @@ def test_bans_and_biases_by_their_names() -> None:
     assert (params.bad_words, params.bad_words_ids) == (("a", "b"), ((1, 2),))
     assert (params.min_new_tokens, params.no_repeat_ngram_size) == (2, 3)
     assert params.logit_bias == ((7, -1.5),)
+
+
+def test_logits_processors_by_their_names() -> None:
+    asked = parameters(
+        suppress_tokens=[3],
+        begin_suppress_tokens=[4],
+        forced_bos_token_id=5,
+        forced_eos_token_id=6,
+        encoder_no_repeat_ngram_size=2,
+        sequence_bias=[[[1, 2], 9.0], [[7], 2], [[1, 2], -1.5]],
+        exponential_decay_length_penalty=[4, 1.5],
+        encoder_repetition_penalty=2,
+        epsilon_cutoff=0.01,
+        eta_cutoff=0.02,
+    )
+    params = parse(asked).requests[0].params
+    assert params.banned_token_ids == (3,)
+    assert params.processors == LogitsProcessors(
+        begin_suppress_tokens=(4,),
+        forced_bos_token_id=5,
+        forced_eos_token_id=(6,),
+        encoder_no_repeat_ngram_size=2,
+        sequence_bias=(((1, 2), -1.5), ((7,), 2.0)),
+        exponential_decay_length_penalty=(4, 1.5),
+        encoder_repetition_penalty=2.0,
+        epsilon_cutoff=0.01,
+        eta_cutoff=0.02,
+    )
+    assert parse(parameters(forced_eos_token_id=[6, 7])).requests[0].params.processors is not None
+    assert parse(parameters()).requests[0].params.processors is None
 
 
 def test_watermarks() -> None:

@@ -20,7 +20,7 @@ from lmi_core.settings.engine_config import EngineConfig
 from lmi_server.dialects.unknown_fields import IGNORED_HEADER
 from lmi_server.http.metrics import Metrics
 from tests.pooled_checkpoints import decoder
-from tests.server.harness import Served, serving_backend
+from tests.server.harness import Served, eventually, serving_backend
 
 pytest.importorskip("transformers")
 
@@ -176,6 +176,8 @@ def test_many_inputs_leave_room_for_others() -> None:
             assert status == 200
             assert 8 < most <= 72
             assert len(vectors) == 1000
+            impatient = {"inputs": inputs[:40], "max_queue_s": 0}
+            assert await asked(served, "/embed", impatient) == (200, vectors[:40])
             assert vectors[7] == one[0]
             assert served.engine.stats().num_used_blocks == 0
 
@@ -194,5 +196,47 @@ def test_a_chat_without_a_template_is_sent_to_what_the_model_has(
             status, answer = await asked(served, "/v1/chat/completions", body)
             assert status == 400
             assert f"use {route} instead" in answer["error"]["message"]
+
+    asyncio.run(run())
+
+
+PAIRS = {"query": "birds", "texts": ["a heron"]}
+WAITING: list[tuple[tuple[str, str], str, dict[str, Any], int, int]] = [
+    (EMBEDDER, "/embed", {"inputs": "a fox"}, 429, 413),
+    (EMBEDDER, "/v1/embeddings", {"input": "a fox"}, 429, 400),
+    (EMBEDDER, "/invocations", {"inputs": "a fox", "parameters": {}}, 503, 424),
+    (RERANKER, "/rerank", PAIRS, 429, 413),
+    (RERANKER, "/v1/rerank", {"query": "birds", "documents": ["a heron"]}, 429, 400),
+    (RERANKER, "/invocations", {**PAIRS, "parameters": {}}, 503, 424),
+]
+"""Models, routes, bodies, and the statuses of who waited too long and of what is no time."""
+
+
+@pytest.mark.parametrize("model", [EMBEDDER, RERANKER])
+def test_who_may_not_wait_is_refused_where_others_run(model: tuple[str, str]) -> None:
+    async def run() -> None:
+        async with serving(*model, max_num_seqs=1) as served:
+            texts = [f"the fox number {i} sleeps near the river" * 8 for i in range(2000)]
+            many = {"query": "a", "texts": texts} if model == RERANKER else {"inputs": texts}
+
+            async def ask(seconds: float) -> list[tuple[int, Any]]:
+                answers = []
+                for _, path, body, *_ in (each for each in WAITING if each[0] == model):
+                    named = {"max_queue_s": seconds}
+                    has_room = "parameters" in body
+                    body = {**body, **({"parameters": named} if has_room else named)}
+                    answers.append(await asked(served, path, body))
+                return answers
+
+            idle, wrong = await ask(0), await ask(-1)
+            busy = asyncio.create_task(asked(served, "/invocations", many))
+            await eventually(lambda: served.engine.stats().num_waiting > 0)
+            late = await ask(0)
+            assert not busy.done()
+            busy.cancel()
+            assert [status for status, _ in idle] == [200, 200, 200]
+            expected = [each[3:] for each in WAITING if each[0] == model]
+            assert [(a[0], b[0]) for a, b in zip(late, wrong, strict=True)] == expected
+            assert all("max_queue_s must be" in json.dumps(answer) for _, answer in wrong)
 
     asyncio.run(run())

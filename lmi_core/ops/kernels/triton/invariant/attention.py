@@ -2,7 +2,7 @@
 
 A tile of 16 token rows attends to every partition on its own; a row's partitions are merged in the
 order of positions. A decode is a tile with one row. Keys that a row doesn't see add exact zeros, so
-that a result depends on the row's position and on the keys up to it alone.
+that a result depends on the row's position and on the keys that it sees alone.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from torch import Tensor
 from lmi_core.ops.device.device_step import QUERY_TILE, DeviceStep
 from lmi_core.ops.device.paged_cache import Scales
 from lmi_core.ops.device.step_arrays import StepArrays
-from lmi_core.ops.kernels.triton.attention import kernel_sizes
-from lmi_core.ops.kernels.triton.attention_tile import attend_tile, head_scores
+from lmi_core.ops.kernels.triton.attention import kernel_sizes, relative_arguments
+from lmi_core.ops.kernels.triton.attention_tile import attend_tile, end_of_keys, head_scores
 from lmi_core.ops.kernels.triton.codes import StoredCache
 
 PARTITION_KEYS = 256
@@ -40,12 +40,15 @@ def attention(
     scales: Scales = None,
     slopes: Tensor | None = None,
     sinks: Tensor | None = None,
+    sees_later: bool = False,
+    relative: Tensor | None = None,
 ) -> Tensor:
-    """Causal attention with grouped queries, [T, hq d] -> [T, hq d] in q's dtype.
+    """Attention with grouped queries, causal unless ``sees_later``: [T, hq d] -> [T, hq d] in q's
+    dtype.
 
     keys, values: one layer's [slots, hkv, d]. ``window``: keys seen counting the query's own; 0:
     all. ``soft_cap``: 0: none. ``scales``: of 8-bit keys and values. ``slopes``: [hq], ALiBi's.
-    ``sinks``: [hq], of scores without values.
+    ``sinks``: [hq], of scores without values. ``sees_later``, ``relative``: of ``ops.attention``.
     """
     num_kv_heads, head_dim = keys.shape[1:]
     y = torch.empty_like(q)
@@ -54,7 +57,7 @@ def attention(
     row_shape = (num_q_heads, num_partitions)
     row_bytes = 4 * num_q_heads * num_partitions * (head_dim + 2)
     sizes = kernel_sizes(q, keys, step, num_q_heads, window, soft_cap, slopes, sinks)
-    merge_sizes = {name: sizes[name] for name in _MERGE_SIZES}
+    merge_sizes = {name: sizes[name] for name in _MERGE_SIZES} | {"SEES_LATER": sees_later}
     del sizes["HAS_SINKS"]
     # A tile's scores lie in shared memory, of all query heads of a key's.
     block_group = triton.next_power_of_2(sizes["GROUP"])
@@ -84,6 +87,9 @@ def attention(
                 scale * cache.fixed.keys,
                 soft_cap,
                 window,
+                *relative_arguments(q, relative),
+                SEES_LATER=sees_later,
+                HAS_RELATIVE=relative is not None,
                 QUERY_TILE=query_tile,
                 PARTITION_KEYS=PARTITION_KEYS,
                 BLOCK_GROUP=block_group,
@@ -147,6 +153,10 @@ def _partition_kernel(
     scale,
     soft_cap,
     window,
+    relative_ptr,
+    relative_width,
+    SEES_LATER: tl.constexpr,
+    HAS_RELATIVE: tl.constexpr,
     QUERY_TILE: tl.constexpr,
     PARTITION_KEYS: tl.constexpr,
     BLOCK_GROUP: tl.constexpr,
@@ -171,7 +181,8 @@ def _partition_kernel(
     num_cached = tl.load(kv_lengths_ptr + seq) - num_rows
 
     begin = partition * PARTITION_KEYS
-    end = num_cached + tl.minimum(first + QUERY_TILE, num_rows)
+    last = num_cached + tl.minimum(first + QUERY_TILE, num_rows) - 1
+    end = end_of_keys(last, num_cached + num_rows, window, SEES_LATER, HAS_WINDOW)
     end = tl.minimum(begin + PARTITION_KEYS, end)
     if HAS_WINDOW:  # whole blocks that no row of the tile sees
         unseen = tl.maximum(num_cached + first + 1 - window, begin) - begin
@@ -185,6 +196,7 @@ def _partition_kernel(
         is_element = is_scored[:, None] & (dims[None, :] < HEAD_DIM)
         rows = tl.load(first_rows_ptr + seq).to(tl.int64) + first + in_tile
         heads = kv_head * GROUP + group
+        relative_at = tl.where(is_scored, heads * relative_width + relative_width // 2, -1)
         q_at = (rows * NUM_KV_HEADS * GROUP + heads)[:, None] * HEAD_DIM + dims[None, :]
         q = tl.load(q_ptr + q_at, mask=is_element, other=0.0)
         if CODE == "":
@@ -197,9 +209,9 @@ def _partition_kernel(
             maximum, mass, y = attend_tile(
                 q, num_cached + first + in_tile, maximum, mass, y, start, end, keys_ptr,
                 values_ptr, key_scales_ptr, value_scales_ptr, tables_ptr + seq * table_stride,
-                kv_head, scale, soft_cap, window, slopes,
+                kv_head, scale, soft_cap, window, slopes, relative_ptr, relative_at,
                 NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_DIM, BLOCK_KEYS, HAS_WINDOW,
-                HAS_SOFT_CAP, HAS_SLOPES, IS_WIDENED, CODE,
+                HAS_SOFT_CAP, HAS_SLOPES, IS_WIDENED, CODE, SEES_LATER, HAS_RELATIVE,
             )  # fmt: skip
 
         index = (tile * rows_per_tile + in_tile) * NUM_KV_HEADS * GROUP + heads
@@ -229,6 +241,7 @@ def _merge_kernel(
     PARTITION_KEYS: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    SEES_LATER: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
@@ -238,7 +251,8 @@ def _merge_kernel(
     in_seq = tl.load(tiles_ptr + 2 * tile + 1) + (row % rows_per_tile).to(tl.int32)
     num_rows = tl.load(num_rows_ptr + seq)
     if in_seq < num_rows:
-        position = tl.load(kv_lengths_ptr + seq) - num_rows + in_seq
+        kv_length = tl.load(kv_lengths_ptr + seq)
+        position = kv_length - num_rows + in_seq
         begin = tl.maximum(position + 1 - window, 0) // PARTITION_KEYS if HAS_WINDOW else 0
         dims = tl.arange(0, BLOCK_DIM)
         is_dim = dims < HEAD_DIM
@@ -249,7 +263,8 @@ def _merge_kernel(
             maximum = tl.zeros([1], tl.float32) + tl.load(sinks_ptr + head)
             mass += 1.0
         y = tl.zeros([BLOCK_DIM], tl.float32)
-        for partition in range(begin, position // PARTITION_KEYS + 1):
+        end = end_of_keys(position, kv_length, window, SEES_LATER, HAS_WINDOW)
+        for partition in range(begin, (end - 1) // PARTITION_KEYS + 1):
             at = results + partition
             other = tl.load(maxima_ptr + at)
             # Every partition of this range has a key that the row sees, so none is -inf.

@@ -22,11 +22,14 @@ BLOCK_INPUTS = 64
 PACKED_BLOCK_ROWS = 16
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x @ weight^T + bias: [R, k], [n, k] of one dtype -> fp32 [R, n]; bias is fp32."""
+def linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, *, out_dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """x @ weight^T + bias: [R, k], [n, k] of one dtype -> [R, n] in fp32, without a bias also in
+    theirs; bias is fp32."""
     num_rows, num_inputs = x.shape
     num_outputs = len(weight)
-    y = torch.empty(num_rows, num_outputs, dtype=torch.float32, device=x.device)
+    y = torch.empty(num_rows, num_outputs, dtype=out_dtype, device=x.device)
     if num_rows:
         grid = (triton.cdiv(num_outputs, BLOCK_OUTPUTS), triton.cdiv(num_rows, BLOCK_ROWS))
         _linear_kernel[grid](

@@ -1,0 +1,77 @@
+"""What the sampling table adds to logits behind a text."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+
+from lmi_core import _native
+
+VOCAB_SIZE = 12
+NEUTRAL = {
+    "temperature": 0.0,
+    "top_k": 0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "typical_p": 1.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "seed": 0,
+    "choice": 0,
+    "num_logprobs": 0,
+    "min_tokens": 0,
+    "banned_ids": [],
+    "min_tokens_banned_ids": [],
+}
+Biases = list[tuple[list[int], float]]
+
+
+def expected(biases: Biases, text: list[int]) -> dict[int, float]:
+    """One bias of a token: the sum of its own, those of single tokens first."""
+    found: dict[int, np.float32] = {}
+    for ids, bias in sorted(biases, key=lambda each: len(each[0]) > 1):
+        *before, token_id = ids
+        is_within = len(ids) == 1 or len(ids) <= len(text)
+        if is_within and text[len(text) - len(before) :] == before:
+            found[token_id] = found.get(token_id, np.float32(0)) + np.float32(bias)
+    return {token_id: float(bias) for token_id, bias in found.items()}
+
+
+def added(table: _native.SamplingTable, row: int) -> dict[int, float]:
+    _, ids, values = table.gather([row])["biases"]
+    assert len(set(ids.tolist())) == len(ids), "several biases of one token"
+    return dict(zip(ids.tolist(), values.tolist(), strict=True))
+
+
+def test_biases_behind_a_text_are_those_of_its_last_tokens() -> None:
+    """Of a text that comes token by token, and of one that is observed at once, by rows that share
+    the biases."""
+    rng = random.Random(0)
+    text = [rng.randrange(4) for _ in range(60)]
+    biases: Biases = [
+        ([rng.randrange(4) for _ in range(rng.choice([1, 1, 2, 2, 3, 5]))], rng.uniform(-3, 3))
+        for _ in range(80)
+    ]
+    shared = _native.LogitBiases([(7, 0.5)], biases)
+    assert shared.num_last == 5
+    table = _native.SamplingTable(2, VOCAB_SIZE)
+    table.set(0, **NEUTRAL, biases=shared)
+    for count in range(len(text) + 1):
+        table.set(1, **NEUTRAL, biases=shared)
+        table.observe_prompt(1, text[: count // 2])
+        table.observe_many(1, text[count // 2 : count])
+        want = expected([([7], 0.5), *biases], text[:count])
+        assert added(table, 0) == added(table, 1) == want
+        if count < len(text):
+            table.observe(0, text[count])
+
+
+def test_a_watermark_and_a_bias_of_a_token_are_one() -> None:
+    table = _native.SamplingTable(1, VOCAB_SIZE)
+    marked = {**NEUTRAL, "watermark_gamma": 0.5, "watermark_delta": 2.0}
+    table.set(0, **marked, biases=_native.LogitBiases([(i, 1.0) for i in range(VOCAB_SIZE)]))
+    _, ids, values = table.gather([0], [], [3])["biases"]
+    assert sorted(ids.tolist()) == list(range(VOCAB_SIZE))
+    assert sorted(values.tolist()) == [1.0] * 6 + [3.0] * 6
