@@ -69,8 +69,9 @@ def register(model_type: str, **names: str) -> Any:
         fields = {"model_type": model_type, "attribute_map": names}
         config = type(f"{model_type.title()}Config", (PreTrainedConfig,), fields)
         kind = type(model.__name__, (model,), {"config_class": config})
-        AutoConfig.register(model_type, config)
-        AutoModelForCausalLM.register(config, kind)
+        # Releases of Transformers after those that a reference was written for may know its family.
+        AutoConfig.register(model_type, config, exist_ok=True)
+        AutoModelForCausalLM.register(config, kind, exist_ok=True)
         return model
 
     return decorate
