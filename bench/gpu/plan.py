@@ -36,6 +36,7 @@ OTHER_TESTS = (
         "device_linear",
         "device_sampling",
         "device_attention",
+        "encoders_attention",
         "device_norms",
         "device_experts",
         "coded_caches",
