@@ -23,7 +23,8 @@ _LENGTHS = (
     "seq_length",
 )
 DEFAULT_LENGTH = 4096
-_CACHE_NAMES = ("past_key_values", "cache_params")
+_CACHE_NAMES = ("past_key_values", "cache_params", "cache")
+"""The last is that of Transformers from 5.24 on, for what had the other two before."""
 
 
 class CausalModel:
@@ -42,12 +43,12 @@ class CausalModel:
         name = next((name for name in _CACHE_NAMES if name in self._takes), None)
         if name is None:
             raise ModelError(
-                f"{type(model).__name__} has neither of {', '.join(_CACHE_NAMES)}: it can't go on "
+                f"{type(model).__name__} has none of {', '.join(_CACHE_NAMES)}: it can't go on "
                 "from tokens that it has seen, and is not served",
                 field="option.model_id",
             )
         self.cache_name = name
-        self.is_mergeable = name == "past_key_values" and self._has_plain_cache()
+        self.is_mergeable = name != "cache_params" and self._has_plain_cache()
         """Whether the caches of several sequences can be one batch's, padded on the left."""
 
     def __call__(

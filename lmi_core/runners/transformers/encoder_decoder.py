@@ -69,9 +69,9 @@ class EncoderDecoderModel(CausalModel):
             attention_mask=source_mask,
             decoder_input_ids=token_ids,
             decoder_attention_mask=mask,
-            past_key_values=cache,
             use_cache=True,
             return_dict=True,
+            **{self.cache_name: cache},
         )
         logits: torch.Tensor = output.logits
         return logits[:, -1:]

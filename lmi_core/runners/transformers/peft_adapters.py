@@ -96,9 +96,16 @@ class PeftAdapters:
         self._batch = [names.get(row, _BASE) for row in rows]
 
     def remove_unused(self) -> None:
-        """Take adapters out of the layers that no step refers to any more; ``lock`` is held."""
+        """Take adapters out of the layers that no step refers to any more; ``lock`` is held.
+
+        By PEFT itself, since Transformers 5.24 wants a release of it for this that isn't out.
+        """
+        from peft.functional import delete_adapter
+
         while self._unused:
-            self._model.delete_adapter(self._unused.pop())
+            name = self._unused.pop()
+            delete_adapter(self._model, adapter_name=name, prefix="lora_")
+            del self._model.peft_config[name]
 
     def _hook(self) -> None:
         for module in self._model.modules():
