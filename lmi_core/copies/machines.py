@@ -10,7 +10,7 @@ from typing import Protocol
 from lmi_core.copies.link import Link, LocalLink
 from lmi_core.copies.process import CopySettings, log_level
 from lmi_core.errors import EngineError, InsufficientMemoryError, UserError
-from lmi_core.runners.cpu.core_groups import num_own_cores, own_groups
+from lmi_core.runners.cpu.core_groups import num_own_cores, own_groups, weight_nodes
 from lmi_core.runners.cpu.rank_hosts import host_cpus
 from lmi_core.runners.memory_claims import HOST_MEMORY
 from lmi_core.runners.runner import RunnerInfo
@@ -66,7 +66,9 @@ class ThisMachine:
         from lmi_core.runners.cpu.memory_needs import check_copies, shares_weights
 
         found = find_cpu_model(config, HOST_MEMORY.others_bytes(self))
-        HOST_MEMORY.claim_checked(self, partial(check_copies, found, num_copies))
+        allowed = host_cpus(config.job)
+        check = partial(check_copies, found, num_copies, allowed=allowed)
+        HOST_MEMORY.claim_checked(self, check)
         return shares_weights(config, found.checkpoint.stored_bytes)
 
     def release(self) -> None:
@@ -77,6 +79,7 @@ class ThisMachine:
     ) -> CopySettings:
         degree, allowed = config.tensor_parallel_degree, host_cpus(config.job)
         cpus = own_groups(config.cpu_binding, degree, number, num_copies, allowed)
+        nodes = weight_nodes(config.cpu_binding, degree, number, num_copies, allowed)
         num_cores = num_own_cores(degree, num_copies, allowed)
         return CopySettings(
             config=replace(
@@ -84,6 +87,7 @@ class ThisMachine:
                 num_models=config.num_models * num_copies,
                 num_threads=config.num_threads or num_cores,
                 bound_cpus=cpus,
+                weight_nodes=nodes,
             ),
             packs=is_first,
             claimed_bytes=HOST_MEMORY.others_bytes(self),
