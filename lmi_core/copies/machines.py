@@ -9,8 +9,13 @@ from typing import Protocol
 
 from lmi_core.copies.link import Link, LocalLink
 from lmi_core.copies.process import CopySettings, log_level
-from lmi_core.errors import EngineError, InsufficientMemoryError, UserError
-from lmi_core.runners.cpu.core_groups import num_own_cores, own_groups, weight_nodes
+from lmi_core.errors import EngineError, TooManyCopiesError, UserError
+from lmi_core.runners.cpu.core_groups import (
+    most_ranked_copies,
+    num_own_cores,
+    own_groups,
+    weight_nodes,
+)
 from lmi_core.runners.cpu.rank_hosts import host_cpus
 from lmi_core.runners.memory_claims import HOST_MEMORY
 from lmi_core.runners.runner import RunnerInfo
@@ -22,7 +27,8 @@ class Machines(Protocol):
 
     def claim(self, config: EngineConfig, num_copies: int) -> bool:
         """Have memory for so many; blocking. Whether they share packed weights. Raises
-        InsufficientMemoryError where they don't fit, and all stays as it was."""
+        InsufficientMemoryError where they don't fit, TooManyCopiesError where cores or devices
+        don't do, and all stays as it was."""
         ...
 
     def release(self) -> None:
@@ -102,11 +108,11 @@ def _check_cores(config: EngineConfig, num_copies: int) -> None:
     """Of copies that come while others run; ``placement_on_cpu`` refuses the first ones so. A job's
     processes have the cores that they were given."""
     degree, num_cores = config.tensor_parallel_degree, num_own_cores(1)
-    if degree > 1 and num_copies > 1 and config.job is None and num_copies * degree > num_cores:
-        raise InsufficientMemoryError(
+    most = most_ranked_copies(num_cores, degree)
+    if degree > 1 and config.job is None and num_copies > most:
+        raise TooManyCopiesError(
             f"{num_copies} copies with tensor_parallel_degree={degree} need {num_copies * degree} "
-            f"cores, one for each process, and there are {num_cores}: at most "
-            f"{max(1, num_cores // degree)} can be had",
+            f"cores, one for each process, and there are {num_cores}: at most {most} can be had",
             field="num_copies",
         )
 
@@ -119,10 +125,10 @@ class Devices:
         self._environments = environments
 
     def claim(self, config: EngineConfig, num_copies: int) -> bool:
-        """Raises InsufficientMemoryError where there are devices for fewer; each copy looks at its
-        own memory."""
+        """Raises TooManyCopiesError where there are devices for fewer; each copy looks at its own
+        memory."""
         if num_copies > len(self._environments):
-            raise InsufficientMemoryError(
+            raise TooManyCopiesError(
                 f"num_copies={num_copies}, and there are devices for {len(self._environments)}",
                 field="num_copies",
             )

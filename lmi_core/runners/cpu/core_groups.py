@@ -131,6 +131,11 @@ def node_of(cpus: Collection[int], root: Path = _ROOT) -> int:
     return nodes.pop() if len(nodes) == 1 else 0
 
 
+def most_ranked_copies(num_cores: int, degree: int) -> int:
+    """Copies that have a physical core for each of their ranks, of more than one."""
+    return max(1, num_cores // degree)
+
+
 def weight_nodes(
     binding: Binding,
     degree: int,
