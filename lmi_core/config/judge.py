@@ -129,8 +129,8 @@ def _check_code(model: ModelConfig) -> None:
 
 
 def _check_copies(model: ModelConfig) -> None:
-    if model.custom_code_config() is not None:
-        _refuse_copies(model, f"the formatters in {model.entry_point}")
+    if (code := model.custom_code_config()) is not None:
+        _refuse_copies(model, f"the formatters in {code.path.name}")
     if model.is_on_ray and importlib.util.find_spec("ray") is None:
         raise MissingExtraError("option.on=ray", "ray")
 
@@ -140,8 +140,8 @@ def _refuse_copies(model: ModelConfig, company: str) -> None:
         return
     placement = model.placement
     if placement.has_ranks and placement.num_copies == 1 and not model.is_on_ray:
-        degree = placement.tensor_parallel_degree
-        alone = f" with {VISIBLE['cuda']}={placement.device_ids[0][0]}" * bool(placement.device_ids)
+        degree, ids = placement.tensor_parallel_degree, placement.device_ids
+        alone = f" with {VISIBLE['cuda']}={ids[0][0]}" if ids else ""
         raise UserError(
             f"{degree} ranks ({DEGREE}={degree}) don't go with {company}: such a model is served "
             f"by one process in this version; write {DEGREE}=1{alone}",

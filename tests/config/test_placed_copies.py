@@ -4,6 +4,7 @@ import pytest
 
 from lmi_core.config.judge import judge
 from lmi_core.config.resolve import examine
+from lmi_core.config.targets.placed_subject import DEGREE
 from lmi_core.demo import MODEL_DIR
 
 from .cases import LLAMA, NO_CACHE
@@ -231,6 +232,26 @@ def test_a_model_that_gives_embeddings_goes_with_copies(model_dir, key):
     report = examine([model_dir(written)], NO_CACHE, host())
     assert judge(report.models[0], report.server, {}).problems == ()
     assert report.models[0].num_processes == 2
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "written", "key", "way"),
+    [
+        (2, "-tp 2", DEGREE, f"write {DEGREE}=1 with CUDA_VISIBLE_DEVICES=0"),
+        (0, "-tp 2 --device cpu", DEGREE, f"write {DEGREE}=1"),
+        (2, "", None, "start the server with CUDA_VISIBLE_DEVICES=0"),
+        (0, "-o num_copies=2", "option.num_copies", "leave out option.num_copies"),
+    ],
+)
+def test_processes_beside_formatters_are_refused_by_their_key(
+    model_dir, num_gpus, written, key, way
+):
+    name = model_dir("", config=LLAMA, model__py="@output_formatter\ndef f(output): ...")
+    report = examine([name, *written.split()], NO_CACHE, host(num_gpus))
+    assert not report.errors
+    problems = judge(report.models[0], report.server, {}).problems
+    [problem] = [each for each in problems if "go with the formatters in model.py" in str(each)]
+    assert (problem.key, problem.message.endswith(f"; {way}")) == (key, True)
 
 
 def test_copies_on_a_ray_cluster():
