@@ -42,6 +42,10 @@ class InsufficientMemoryError(UserError):
     """A model needs more memory than is left for it."""
 
 
+class TooManyCopiesError(UserError):
+    """More copies of a model than the machine has cores or devices for."""
+
+
 class ConfigError(UserError):
     """A configuration can't be used; ``problems`` holds one line per fault, all of them at once."""
 

@@ -41,13 +41,13 @@ _LEAST_TEXT = 28
 _PICKLED = {"lmi": "tensors are read where they lie, without torch; nothing else in it is used"}
 _LEFT = "left to the library, which reads its tensors with torch"
 _FLOATS = {"F32", "F16", "BF16"}
+"""Types of GGUF's tensors without blocks."""
 _ROWS = {
     "auto": "rows of 8 bits, a row's largest numbers of 16",
     "int8": "rows of 8 bits",
     "bf16": "rows as they are",
 }
 """What quantised weights are multiplied with on the CPU, by option.activations."""
-"""Types of GGUF's tensors without blocks."""
 _WRITTEN = {"common": "LMI, naming no system"}
 
 

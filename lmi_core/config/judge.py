@@ -16,9 +16,11 @@ from lmi_core.config.artefacts.local import check_adapter
 from lmi_core.config.artefacts.model_source import ModelSource
 from lmi_core.config.model_config import ModelConfig
 from lmi_core.config.problem import Problem, Problems
+from lmi_core.config.targets.placed_subject import DEGREE
 from lmi_core.config.targets.placement_on_cpu import COPY_KEYS
 from lmi_core.config.targets.server_config import ServerConfig
 from lmi_core.errors import MissingExtraError, UserError
+from lmi_core.settings.placement import VISIBLE
 from lmi_core.weights.checkpoint import weight_files
 
 if TYPE_CHECKING:
@@ -127,8 +129,8 @@ def _check_code(model: ModelConfig) -> None:
 
 
 def _check_copies(model: ModelConfig) -> None:
-    if model.custom_code_config() is not None:
-        _refuse_copies(model, f"the formatters in {model.entry_point}")
+    if (code := model.custom_code_config()) is not None:
+        _refuse_copies(model, f"the formatters in {code.path.name}")
     if model.is_on_ray and importlib.util.find_spec("ray") is None:
         raise MissingExtraError("option.on=ray", "ray")
 
@@ -136,10 +138,19 @@ def _check_copies(model: ModelConfig) -> None:
 def _refuse_copies(model: ModelConfig, company: str) -> None:
     if model.num_processes is None:
         return
+    placement = model.placement
+    if placement.has_ranks and placement.num_copies == 1 and not model.is_on_ray:
+        degree, ids = placement.tensor_parallel_degree, placement.device_ids
+        alone = f" with {VISIBLE['cuda']}={ids[0][0]}" if ids else ""
+        raise UserError(
+            f"{degree} ranks ({DEGREE}={degree}) don't go with {company}: such a model is served "
+            f"by one process in this version; write {DEGREE}=1{alone}",
+            field=DEGREE,
+        )
     given = [key for key in COPY_KEYS if key in model.values]
     key = "option.on" if model.is_on_ray else next(iter(given), COPY_KEYS[0])
     what, way = f" ({key}={model.get(key)})", f"leave out {key}"
-    if model.placement.device_ids and COPY_KEYS[0] not in model.values:
+    if placement.device_ids and COPY_KEYS[0] not in model.values:
         what, way = ", one on each GPU,", "start the server with CUDA_VISIBLE_DEVICES=0"
     raise UserError(
         f"{model.num_processes} copies{what} don't go with {company}: such a model is served by "

@@ -222,7 +222,8 @@ def _place(
         mpi_mode=written.mpi_mode,
         is_demo=listed.directory is not None and listed.directory is around.default_model,
     )
-    settle_keys(values, decision.backend, written.system, placement, files, problems)
+    environ = around.environ
+    settle_keys(values, decision.backend, written.system, placement, files, environ, problems)
     if decision.backend in ("trtllm", "neuron"):
         ignore_stored_quantisation(values, files)
     return placement

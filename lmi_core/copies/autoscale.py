@@ -9,10 +9,11 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from lmi_core.errors import EngineError, InsufficientMemoryError
+from lmi_core.errors import EngineError, InsufficientMemoryError, TooManyCopiesError
 
 log = logging.getLogger(__name__)
 
+_NO_ROOM = (InsufficientMemoryError, TooManyCopiesError)
 RISE_S = 3.0
 """More copies are started when they have been needed for so long."""
 LOOK_S = 1.0
@@ -91,7 +92,7 @@ class Autoscaling:
         scale: Callable[[int], Coroutine[Any, Any, None]],
     ) -> None:
         """``num_copies``: that are to be, without those that couldn't be started; ``scale``: has
-        another number of them run; raises InsufficientMemoryError where they don't fit, and all
+        another number of them run; raises as ``Machines.claim`` where they don't fit, and all
         stays as it was."""
         self.scaler = scaler
         self._demand = demand
@@ -154,7 +155,7 @@ class Autoscaling:
             )
             try:
                 await self._change(scaler.num_wanted)
-            except InsufficientMemoryError as error:
+            except _NO_ROOM as error:
                 log.warning("%d copies is the most from now on: %s", before, error)
                 scaler.most = scaler.start_from(before)
             except Exception as error:  # what is read for it is gone, or a cluster
@@ -167,7 +168,7 @@ class Autoscaling:
             wanted, held = (min(most, max(least, number)) for number in numbers)
             try:
                 await self._change(wanted)
-            except InsufficientMemoryError as error:
+            except _NO_ROOM as error:
                 if held >= wanted:
                     raise
                 await self._change(held)

@@ -275,8 +275,8 @@ class Copies:
 
     async def scale(self, min_workers: int, max_workers: int) -> None:
         """Run ``min_workers`` copies, of 0 one, from now on, in the background, and up to
-        ``max_workers`` by load. InsufficientMemoryError where the first don't fit, and all stays as
-        it was."""
+        ``max_workers`` by load. InsufficientMemoryError or TooManyCopiesError where the first don't
+        fit, and all stays as it was."""
         self._check_accepting()
         await self._autoscaling.set_bounds(max(1, min_workers), max_workers)
 
@@ -347,7 +347,7 @@ class Copies:
         self._supervisor.scale(num_copies)
 
     async def _claim(self, num_copies: int) -> None:
-        """Raise InsufficientMemoryError unless all copies fit; then what they need is theirs."""
+        """Raise as ``Machines.claim`` unless all copies fit; then what they need is theirs."""
         self._shares_weights = await to_the_end(self._machines.claim, self.config, num_copies)
 
     def _check_accepting(self) -> None:

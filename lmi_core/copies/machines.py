@@ -9,8 +9,13 @@ from typing import Protocol
 
 from lmi_core.copies.link import Link, LocalLink
 from lmi_core.copies.process import CopySettings, log_level
-from lmi_core.errors import EngineError, InsufficientMemoryError, UserError
-from lmi_core.runners.cpu.core_groups import num_own_cores, own_groups
+from lmi_core.errors import EngineError, TooManyCopiesError, UserError
+from lmi_core.runners.cpu.core_groups import (
+    most_ranked_copies,
+    num_own_cores,
+    own_groups,
+    weight_nodes,
+)
 from lmi_core.runners.cpu.rank_hosts import host_cpus
 from lmi_core.runners.memory_claims import HOST_MEMORY
 from lmi_core.runners.runner import RunnerInfo
@@ -22,7 +27,8 @@ class Machines(Protocol):
 
     def claim(self, config: EngineConfig, num_copies: int) -> bool:
         """Have memory for so many; blocking. Whether they share packed weights. Raises
-        InsufficientMemoryError where they don't fit, and all stays as it was."""
+        InsufficientMemoryError where they don't fit, TooManyCopiesError where cores or devices
+        don't do, and all stays as it was."""
         ...
 
     def release(self) -> None:
@@ -66,7 +72,9 @@ class ThisMachine:
         from lmi_core.runners.cpu.memory_needs import check_copies, shares_weights
 
         found = find_cpu_model(config, HOST_MEMORY.others_bytes(self))
-        HOST_MEMORY.claim_checked(self, partial(check_copies, found, num_copies))
+        allowed = host_cpus(config.job)
+        check = partial(check_copies, found, num_copies, allowed=allowed)
+        HOST_MEMORY.claim_checked(self, check)
         return shares_weights(config, found.checkpoint.stored_bytes)
 
     def release(self) -> None:
@@ -77,6 +85,7 @@ class ThisMachine:
     ) -> CopySettings:
         degree, allowed = config.tensor_parallel_degree, host_cpus(config.job)
         cpus = own_groups(config.cpu_binding, degree, number, num_copies, allowed)
+        nodes = weight_nodes(config.cpu_binding, degree, number, num_copies, allowed)
         num_cores = num_own_cores(degree, num_copies, allowed)
         return CopySettings(
             config=replace(
@@ -84,6 +93,7 @@ class ThisMachine:
                 num_models=config.num_models * num_copies,
                 num_threads=config.num_threads or num_cores,
                 bound_cpus=cpus,
+                weight_nodes=nodes,
             ),
             packs=is_first,
             claimed_bytes=HOST_MEMORY.others_bytes(self),
@@ -98,11 +108,11 @@ def _check_cores(config: EngineConfig, num_copies: int) -> None:
     """Of copies that come while others run; ``placement_on_cpu`` refuses the first ones so. A job's
     processes have the cores that they were given."""
     degree, num_cores = config.tensor_parallel_degree, num_own_cores(1)
-    if degree > 1 and num_copies > 1 and config.job is None and num_copies * degree > num_cores:
-        raise InsufficientMemoryError(
+    most = most_ranked_copies(num_cores, degree)
+    if degree > 1 and config.job is None and num_copies > most:
+        raise TooManyCopiesError(
             f"{num_copies} copies with tensor_parallel_degree={degree} need {num_copies * degree} "
-            f"cores, one for each process, and there are {num_cores}: at most "
-            f"{max(1, num_cores // degree)} can be had",
+            f"cores, one for each process, and there are {num_cores}: at most {most} can be had",
             field="num_copies",
         )
 
@@ -115,10 +125,10 @@ class Devices:
         self._environments = environments
 
     def claim(self, config: EngineConfig, num_copies: int) -> bool:
-        """Raises InsufficientMemoryError where there are devices for fewer; each copy looks at its
-        own memory."""
+        """Raises TooManyCopiesError where there are devices for fewer; each copy looks at its own
+        memory."""
         if num_copies > len(self._environments):
-            raise InsufficientMemoryError(
+            raise TooManyCopiesError(
                 f"num_copies={num_copies}, and there are devices for {len(self._environments)}",
                 field="num_copies",
             )

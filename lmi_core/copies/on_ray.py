@@ -66,7 +66,8 @@ class RayMachines:
         starts before another ends, and more copies may mean more nodes."""
         if config.device == "cuda":
             self._num_threads = self._num_threads or config.num_threads or self._beside(config)
-            config = replace(config, num_threads=self._num_threads)
+            num_each = max(1, self._num_threads // config.tensor_parallel_degree)
+            config = replace(config, num_threads=num_each)
             return CopySettings(config=config, log_level=log_level())
         num_cores = [int(num) for node in self._nodes() if (num := node["Resources"].get("CPU"))]
         num_each = -(-num_copies // max(1, len(num_cores)))
@@ -92,8 +93,8 @@ class RayMachines:
 
     def link(self, settings: CopySettings) -> Link:
         config = settings.config
-        num_threads, degree = config.num_threads, config.tensor_parallel_degree
-        assert num_threads is not None
+        num_threads, degree = self._num_threads, config.tensor_parallel_degree
+        assert num_threads, "settings come first"
         if config.device == "cuda":  # an actor sees those of its own bundle
             return RayLink(self._ray, [{"CPU": num_threads, "GPU": degree}])
         return RayLink(self._ray, [{"CPU": num_threads}] * degree)

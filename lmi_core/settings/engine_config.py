@@ -141,11 +141,14 @@ class EngineConfig:
     nodes, where there are several (CPU engine)."""
     bound_cpus: tuple[tuple[int, ...], ...] | None = None
     """Each rank's logical cores, empty: any; None: as ``cpu_binding`` says."""
+    weight_nodes: tuple[int, ...] = ()
+    """The NUMA node of each rank that maps packed weights of that node's own, beside other copies;
+    0, and empty: the first ones."""
     job: Job | None = None
     """Whose processes the ranks run in, this one first; None: rank 0 starts the others."""
     tensor_parallel_degree: int = 1
     """Ranks: processes that compute the model together, each with a slice of the weights and with
-    the KV cache of its heads (on the CPU)."""
+    the KV cache of its heads; on the CPU, or each on a GPU."""
     tp_invariant: bool = False
     """Whether sums that ranks share go over a fixed number of slices, so that answers have the same
     bits at every degree (CPU engine)."""

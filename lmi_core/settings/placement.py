@@ -48,7 +48,7 @@ class Placement:
 
     @property
     def has_ranks(self) -> bool:
-        """Whether processes share each copy of our engine."""
+        """Whether each copy is shared: by processes of our engine, or by another library."""
         return self.tensor_parallel_degree > 1
 
     def environment(self, copy_id: int) -> dict[str, str]:

@@ -43,8 +43,11 @@ _CLASSES = {
 }
 
 
+OLDER_FILES = (_SENTENCEPIECE, _QWEN)
+
+
 def has_older_tokenizer(directory: Path) -> bool:
-    return any((directory / name).is_file() for name in (_SENTENCEPIECE, _QWEN))
+    return any((directory / name).is_file() for name in OLDER_FILES)
 
 
 def older_tokenizer(directory: Path, config: Mapping[str, Any]) -> tuple[str, Content]:

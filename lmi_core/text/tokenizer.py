@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -21,11 +22,12 @@ from lmi_core.text.added_tokens import AddedTokens
 from lmi_core.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
 from lmi_core.text.framed_text import FramedText, Truncate, WholeText, kept_places
 from lmi_core.text.json_file import read_json
-from lmi_core.text.older_tokenizer import has_older_tokenizer, older_tokenizer
+from lmi_core.text.older_tokenizer import OLDER_FILES, has_older_tokenizer, older_tokenizer
 from lmi_core.text.prompt_errors import not_unicode, prompt_too_long
 from lmi_core.text.shortest_encoding import max_token_chars
 from lmi_core.text.token_bytes import TokenBytes, byte_rule
 
+_FilesState = tuple[tuple[str, int, int, int], ...]
 _INLINE_CHARS = 2048
 """Longer texts go to a thread, without the GIL: this many cost under half a millisecond."""
 _THREAD_CHARS = 256 * 1024
@@ -65,6 +67,8 @@ class Tokenizer:
         self._backend.no_padding()
         self.config = config
         self.directory = directory
+        self._files: _FilesState | None = None
+        """Of ``directory``, when they were read."""
         added = backend.get_added_tokens_decoder()
         self.special_tokens = {token.content: i for i, token in added.items() if token.special}
         self.special_ids = frozenset(self.special_tokens.values())
@@ -78,8 +82,8 @@ class Tokenizer:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """For children, which keep the tokenizers that they have read."""
-        if self.directory is not None:
-            return _read_tokenizer, (str(self.directory),)
+        if self.directory is not None and self._files == _files_state(self.directory):
+            return _read_tokenizer, (str(self.directory), self._files)
         return _made_tokenizer, (self._backend.to_str(), json.dumps(dict(self.config)))
 
     @classmethod
@@ -88,6 +92,7 @@ class Tokenizer:
 
         Raises ModelError when files are missing or malformed, or ids don't fit the vocabulary.
         """
+        files = _files_state(directory)
         config = read_json(directory / "tokenizer_config.json")
         path = directory / "tokenizer.json"
         content = None
@@ -112,7 +117,9 @@ class Tokenizer:
                     f"{vocab_size} entries: the tokenizer belongs to another model",
                     field="tokenizer.json",
                 )
-        return cls(backend, config, directory)
+        tokenizer = cls(backend, config, directory)
+        tokenizer._files = files
+        return tokenizer
 
     @property
     def bos_token_id(self) -> int | None:
@@ -358,8 +365,18 @@ def _encode_bytes(
     return np.array(ids, np.uint32)
 
 
+def _files_state(directory: Path) -> _FilesState:
+    """Differs where another model has taken the place of the files."""
+    state = []
+    for name in ("tokenizer.json", "tokenizer_config.json", *OLDER_FILES):
+        with suppress(OSError):
+            status = (directory / name).stat()
+            state.append((name, status.st_ino, status.st_mtime_ns, status.st_size))
+    return tuple(state)
+
+
 @lru_cache(maxsize=4)
-def _read_tokenizer(directory: str) -> Tokenizer:
+def _read_tokenizer(directory: str, files: _FilesState) -> Tokenizer:
     return Tokenizer.load(Path(directory))
 
 

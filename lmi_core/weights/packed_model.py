@@ -181,10 +181,10 @@ def _slices(config: EngineConfig, rank: int) -> str:
 
 
 def open_packed_model(
-    config: EngineConfig, checkpoint: Checkpoint, num_threads: int, *, rank: int = 0, node: int = 0
+    config: EngineConfig, checkpoint: Checkpoint, num_threads: int, *, rank: int = 0
 ) -> PackedModel | None:
     """The place of a model, or of one of its ranks, in the repack cache; None where there is no
-    cache or no use for one. ``node``: in which this process is."""
+    cache or no use for one."""
     directory = cache_directory(config.repack_cache_dir)
     if directory is None:
         return None
@@ -196,5 +196,5 @@ def open_packed_model(
         formats=_formats(config, checkpoint.quantization) + _slices(config, rank),
         instruction_set=config.instruction_set or _native.default_instruction_set(),
         num_threads=num_threads,
-        node=node,
+        node=config.weight_nodes[rank] if config.weight_nodes else 0,
     )

@@ -8,6 +8,7 @@ go when a new one would exceed the limit.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import logging
 import os
@@ -71,41 +72,49 @@ class RepackCache:
         """The file of this name, which counts as used now. A damaged one is taken away. Of NUMA
         nodes but the first each has one of its own, where there is room, so that pages lie in the
         memory of the processes that map them: that of ``node`` then."""
-        path = self.directory / (name + _SUFFIX)
-        if node > 0:
-            path = self._of_node(path, node)
+        first = self.directory / (name + _SUFFIX)
+        path = self._of_node(first, node) if node > 0 else first
         try:
             packed = PackedFile.open(path)
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
-            log.warning("%s can't be used, the weights are packed again: %s", path, error)
+            instead = "the weights are packed again" if path == first else f"{first} is"
+            log.warning("%s can't be used, %s: %s", path, instead, error)
             self.remove(path)
-            return None
+            return None if path == first else self.find(name)
         with suppress(OSError):  # of a directory that is only read
             os.utime(path)
         return packed
 
     def _of_node(self, first: Path, node: int) -> Path:
-        """Written from the first node's by a process of this one, whose memory the pages are then;
-        several may come at once. The first one itself where that can't be."""
+        """Written from the first node's by a process of this one, whose memory the pages are then,
+        once: others that come meanwhile wait. The first one itself where that can't be."""
         path = first.with_suffix(f".node{node}{_SUFFIX}")
         try:
             if path.exists():
                 return path
-            num_bytes = first.stat().st_size
-            num_files = len(list(self.directory.glob(first.stem + ".*" + _SUFFIX))) + 2
-            os.utime(first)  # the last to make room
-            if num_files * num_bytes > self.max_bytes or not self._make_room(num_bytes, path):
-                return first
-            with self._partial(path) as partial:
-                shutil.copyfile(first, partial)
-                with suppress(FileExistsError):  # which others map already
-                    os.link(partial, path)
-            return path
+            with first.open("r+b") as locked:
+                fcntl.lockf(locked, fcntl.LOCK_EX, 1, node)
+                return path if path.exists() or self._copied(first, path) else first
         except OSError as error:
             log.debug("NUMA node %d has no packed weights of its own: %s", node, error)
             return first
+
+    def _copied(self, first: Path, path: Path) -> bool:
+        """Whether there was room for a copy at ``path``. Raises OSError."""
+        num_bytes = first.stat().st_size
+        num_files = len(list(self._of_nodes(first))) + 2
+        os.utime(first)  # the last to make room
+        if num_files * num_bytes > self.max_bytes or not self._make_room(num_bytes, path):
+            return False
+        with self._partial(path) as partial:
+            shutil.copyfile(first, partial)
+            partial.rename(path)
+        return True
+
+    def _of_nodes(self, first: Path) -> Iterable[Path]:
+        return self.directory.glob(f"{first.stem}.node*{_SUFFIX}")
 
     @contextmanager
     def _partial(self, path: Path) -> Iterator[Path]:
@@ -141,6 +150,8 @@ class RepackCache:
             write_packed_file(partial, matrices, should_stop)
             if not should_stop():
                 partial.rename(path)
+                for copy in self._of_nodes(path):  # of what this one replaces
+                    self.remove(copy)
                 log.info("packed weights are kept in %s (%.0f MiB)", path, num_bytes / 2**20)
 
     def _make_room(self, num_bytes: int, target: Path) -> bool:
@@ -177,12 +188,14 @@ class RepackCache:
     def describe(self) -> str:
         """For ``lmi doctor``: where it is and what it holds, or why it isn't used."""
         try:
-            sizes = [path.stat().st_size for path in self._files()]
+            sizes = {path: path.stat().st_size for path in self._files()}
         except OSError as error:
             return f"{self.directory}: {error.strerror}"
         existing = next(path for path in (self.directory, *self.directory.parents) if path.exists())
         usable = "" if os.access(existing, os.W_OK) else "; not writable, so nothing is added"
-        return f"{self.directory}: {len(sizes)} models, {sum(sizes) / 2**20:.0f} MiB{usable}"
+        num_models = len({path.name.partition(".")[0] for path in sizes})
+        total = sum(sizes.values()) / 2**20
+        return f"{self.directory}: {num_models} models, {total:.0f} MiB{usable}"
 
 
 def layout_name(sources: Iterable[FileState], formats: str, instruction_set: str) -> str:

@@ -30,14 +30,24 @@ def test_states_that_contrastive_search_compares(configured: Any) -> None:
         ("cpu", "native", Outcome.HONOURED),
         ("torch-cpu", "", Outcome.HONOURED),
         ("torch-cpu", "native", Outcome.REFUSED),
+        ("torch-cpu", "torch, native", Outcome.REFUSED),
+        ("torch-cpu", "attention:native,sample:native,launch:native", Outcome.REFUSED),
+        ("torch-cpu", "native,launch:torch", Outcome.HONOURED),
+        ("torch-cpu", "linear:native", Outcome.HONOURED),
     ],
 )
 def test_steps_that_give_no_states_refuse_contrastive_search(
-    model_dir: Any, explained: Any, monkeypatch: Any, device: str, ops: str, outcome: Outcome
+    model_dir: Any, explained: Any, device: str, ops: str, outcome: Outcome
 ) -> None:
-    monkeypatch.setenv("LMI_OPS", ops)
     written = f"option.decoding_strategy=contrastive\noption.device={device}\n"
-    report = explained(model_dir(written), "--prefer-native")
+    report = explained(model_dir(written), "--prefer-native", environ={"LMI_OPS": ops})
     row = next(row for row in report.rows[0] if row.key == "option.decoding_strategy")
     assert row.outcome is outcome
     assert ("hidden states" in row.text) is (outcome is Outcome.REFUSED)
+
+
+def test_ops_that_nothing_has_are_said(model_dir: Any, explained: Any) -> None:
+    written = model_dir("option.device=torch-cpu\n")
+    report = explained(written, "--prefer-native", environ={"LMI_OPS": "attention:magic"})
+    assert ["LMI_OPS has 'attention:magic'" in str(error) for error in report.errors] == [True]
+    assert not explained(model_dir("option.device=cpu\n"), environ={"LMI_OPS": "magic"}).errors

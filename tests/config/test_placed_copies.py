@@ -4,6 +4,7 @@ import pytest
 
 from lmi_core.config.judge import judge
 from lmi_core.config.resolve import examine
+from lmi_core.config.targets.placed_subject import DEGREE
 from lmi_core.demo import MODEL_DIR
 
 from .cases import LLAMA, NO_CACHE
@@ -168,12 +169,89 @@ def test_copies_by_load(model_dir, written, most_copies, ignored):
     assert all(why in without_effect[key] for key, why in ignored.items())
 
 
+@pytest.mark.parametrize(
+    ("written", "copies", "ignored"),
+    [
+        ("minWorkers=2\nmaxWorkers=4", (2, 4), {}),
+        ("gpu.minWorkers=2\ngpu.maxWorkers=3", (2, 3), {}),
+        ("gpu.maxWorkers=3\nmaxWorkers=9", (1, 3), {"maxWorkers": "gpu.maxWorkers=3 says how"}),
+        (
+            "cpu.minWorkers=2\ncpu.maxWorkers=8",
+            (1, 1),
+            dict.fromkeys(("cpu.minWorkers", "cpu.maxWorkers"), "the model's are on GPUs"),
+        ),
+    ],
+)
+def test_copies_on_the_gpus_of_a_cluster_by_load(model_dir, written, copies, ignored):
+    options = "option.on=ray\noption.device=cuda\n"
+    report = examine([model_dir(options + written, config=LLAMA)], NO_CACHE, host())
+    assert not report.errors
+    placement = report.models[0].placement
+    assert (placement.num_copies, placement.most_copies) == copies
+    given = [row for row in report.rows[0] if "Workers" in row.key]
+    without_effect = {row.key: row.text for row in given if row.outcome == "no effect"}
+    assert without_effect.keys() == ignored.keys()
+    assert all(why in without_effect[key] for key, why in ignored.items())
+
+
+@pytest.mark.parametrize("on", [host(), host(1)])
+def test_workers_on_other_devices_do_nothing(model_dir, on):
+    written = "".join(
+        f"{kind}.{which}Workers=2\n" for kind in ("cpu", "gpu") for which in ("min", "max")
+    )
+    report = examine([model_dir(written, config=LLAMA)], NO_CACHE, on)
+    rows = {row.key: row.outcome for row in report.rows[0] if "gpu" in row.key}
+    assert rows == dict.fromkeys(("gpu.minWorkers", "gpu.maxWorkers"), "no effect")
+    expected = 1 if on.num_gpus else 2
+    assert report.models[0].placement.num_copies == expected
+
+
+def test_workers_of_another_librarys_engine_do_nothing(model_dir):
+    keys = [f"{kind}{which}Workers" for kind in ("", "cpu.", "gpu.") for which in ("min", "max")]
+    written = "".join(f"{key}=2\n" for key in keys)
+    name = model_dir("option.rolling_batch=vllm\n" + written, config=LLAMA)
+    report = examine([name], NO_CACHE, host(1, packages=VLLM))
+    rows = [row for row in report.rows[0] if row.key in keys]
+    assert [row.outcome for row in rows] == ["no effect"] * 6
+
+
+def test_more_copies_of_ranks_than_there_are_cores_for_are_not_promised():
+    written = ("-o", "num_copies=1", "-o", "maxWorkers=10", "-tp", "32")
+    report, model = placed("--device", "cpu", *written, on=host())
+    [warning] = report.warnings
+    assert "maxWorkers=10 with option.tensor_parallel_degree=32 would need 320 cores" in str(
+        warning
+    )
+    assert (warning.key, model.placement.most_copies) == ("maxWorkers", 3)
+    assert model.placement.describe().startswith("1 to 3 copies, ")
+
+
 @pytest.mark.parametrize("key", ["option.num_copies", "minWorkers"])
 def test_a_model_that_gives_embeddings_goes_with_copies(model_dir, key):
     written = f"option.model_id={MODEL_DIR}\noption.task=text-embedding\n{key}=2"
     report = examine([model_dir(written)], NO_CACHE, host())
     assert judge(report.models[0], report.server, {}).problems == ()
     assert report.models[0].num_processes == 2
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "written", "key", "way"),
+    [
+        (2, "-tp 2", DEGREE, f"write {DEGREE}=1 with CUDA_VISIBLE_DEVICES=0"),
+        (0, "-tp 2 --device cpu", DEGREE, f"write {DEGREE}=1"),
+        (2, "", None, "start the server with CUDA_VISIBLE_DEVICES=0"),
+        (0, "-o num_copies=2", "option.num_copies", "leave out option.num_copies"),
+    ],
+)
+def test_processes_beside_formatters_are_refused_by_their_key(
+    model_dir, num_gpus, written, key, way
+):
+    name = model_dir("", config=LLAMA, model__py="@output_formatter\ndef f(output): ...")
+    report = examine([name, *written.split()], NO_CACHE, host(num_gpus))
+    assert not report.errors
+    problems = judge(report.models[0], report.server, {}).problems
+    [problem] = [each for each in problems if "go with the formatters in model.py" in str(each)]
+    assert (problem.key, problem.message.endswith(f"; {way}")) == (key, True)
 
 
 def test_copies_on_a_ray_cluster():

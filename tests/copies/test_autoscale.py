@@ -9,7 +9,7 @@ import pytest
 
 from lmi_core.copies import autoscale
 from lmi_core.copies.autoscale import Autoscaler, Autoscaling, Demand
-from lmi_core.errors import EngineError, InsufficientMemoryError, ModelError
+from lmi_core.errors import EngineError, InsufficientMemoryError, ModelError, TooManyCopiesError
 from tests.engine.harness import until
 
 IDLE = Demand(num_seqs=0, num_tokens=0, seqs_of_copy=8, tokens_of_copy=1000)
@@ -59,8 +59,15 @@ def test_other_bounds_hold_at_once() -> None:
 class Played:
     """Copies of which so many fit, and a demand."""
 
-    def __init__(self, least: int, most: int, *, fit: int = 99) -> None:
-        self.num_copies, self.fit = least, fit
+    def __init__(
+        self,
+        least: int,
+        most: int,
+        *,
+        fit: int = 99,
+        full: type[Exception] = InsufficientMemoryError,
+    ) -> None:
+        self.num_copies, self.fit, self.full = least, fit, full
         self.scaled: list[int] = []
         self.demand = IDLE
         self.num_looks = 0
@@ -81,7 +88,7 @@ class Played:
         self.scaled.append(number)
         await self.may_go_on.wait()
         if number > self.fit:
-            raise InsufficientMemoryError("no room")
+            raise self.full("no room")
         self.num_copies = number
 
     @property
@@ -97,12 +104,13 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("fast")
-def test_it_looks_while_there_is_load_and_stays_within_memory() -> None:
+@pytest.mark.parametrize("full", [InsufficientMemoryError, TooManyCopiesError])
+def test_it_looks_while_there_is_load_and_stays_within_what_fits(full: type[Exception]) -> None:
     async def main() -> None:
-        played = Played(1, 4, fit=2)
+        played = Played(1, 4, fit=2, full=full)
         played.need(3)
         await until(lambda: bool(played.scaled) and not played.scaling._changes)
-        # What there is no memory for isn't tried again.
+        # What there is no room for isn't tried again.
         assert (played.scaled, played.bounds) == ([3], (1, 1, 1))
         await played.scaling.set_bounds(1, 2)
         assert (played.num_copies, played.bounds) == (2, (1, 2, 2))

@@ -21,7 +21,7 @@ from lmi_core.engine.outputs import TokenEvent
 from lmi_core.engine.pooling_params import PoolingParams
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.sampling_params import SamplingParams
-from lmi_core.errors import EngineError, LmiError, ModelError, UserError
+from lmi_core.errors import EngineError, LmiError, ModelError, TooManyCopiesError, UserError
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.structured.grammar import Grammar
 from tests.engine.harness import until
@@ -178,7 +178,9 @@ def test_copies_of_ranks_have_a_core_for_each_process(monkeypatch: pytest.Monkey
     config, machine = replace(CONFIG, tensor_parallel_degree=2), machines.ThisMachine()
     machine.claim(config, 2)
     machine.release()
-    with pytest.raises(LmiError, match=r"3 copies .* need 6 cores.* there are 5: at most 2"):
+    with pytest.raises(
+        TooManyCopiesError, match=r"3 copies .* need 6 cores.* there are 5: at most 2"
+    ):
         machine.claim(config, 3)
 
 

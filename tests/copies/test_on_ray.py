@@ -79,7 +79,8 @@ def test_a_copy_sees_the_gpus_that_are_its_own(nodes: Any) -> None:
     machines = RayMachines(nodes.address)
     config = replace(CONFIG, device="cuda", tensor_parallel_degree=2, num_threads=None)
     settings = machines.settings(config, 0, 2, is_first=True)
-    assert settings.config.num_threads == 4
+    assert settings.config.num_threads == 2  # of each rank
+    assert machines.link(settings)._bundles == [{"CPU": 4, "GPU": 2}]
 
     async def visible(link: Any) -> set[str]:
         connection = await link.open(lambda _: None, lambda: None)
@@ -92,7 +93,7 @@ def test_a_copy_sees_the_gpus_that_are_its_own(nodes: Any) -> None:
         seen = [await visible(link) for link in links]
         assert seen[0] | seen[1] == {"0", "1", "2", "3"}
         assert len(seen[0]) == len(seen[1]) == 2
-        assert "GPU" not in {k for k, v in ray.available_resources().items() if v}
+        await eventually(lambda: not ray.available_resources().get("GPU"), 30)
         for link in links:
             link.kill()
         await eventually(lambda: ray.available_resources().get("GPU") == 4.0, 30)

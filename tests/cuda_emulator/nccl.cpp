@@ -5,8 +5,8 @@
 // only when the process' graphs are destroyed and the other ranks' processes have ended or aborted,
 // too.
 //
-// LMI_NCCL_EMULATOR_FAILS=rank:number makes that call of the rank fail; number 0 kills the process
-// that should meet the others.
+// LMI_NCCL_EMULATOR_FAILS=rank:file makes calls of the rank fail once there is the file;
+// LMI_NCCL_EMULATOR_DIES=rank kills the process that should meet the others.
 #include "cuda/nccl.h"
 
 #include <dlfcn.h>
@@ -36,7 +36,7 @@ constexpr int kInvalidArgument = 4;
 constexpr int kRemoteError = 6;
 constexpr int kMaxRanks = 8;
 constexpr size_t kPieceBytes = 1 << 16;
-constexpr std::chrono::seconds kPatience{60};
+constexpr std::chrono::seconds kPatience{120};
 
 struct Call {
   int function;
@@ -52,13 +52,16 @@ struct Shared {
   uint8_t pieces[kMaxRanks][kPieceBytes];
 };
 
-bool fails(int rank, uint32_t number) {
+bool names(const char* chosen, int rank) { return chosen != nullptr && std::atoi(chosen) == rank; }
+
+bool fails(int rank) {
   static const char* const chosen = std::getenv("LMI_NCCL_EMULATOR_FAILS");
-  int failing_rank = -1;
-  uint32_t failing_number = 0;
-  return chosen != nullptr && std::sscanf(chosen, "%d:%u", &failing_rank, &failing_number) == 2 &&
-         failing_rank == rank && failing_number == number;
+  if (!names(chosen, rank)) return false;
+  const char* const separator = std::strchr(chosen, ':');
+  return separator != nullptr && access(separator + 1, F_OK) == 0;
 }
+
+bool dies(int rank) { return names(std::getenv("LMI_NCCL_EMULATOR_DIES"), rank); }
 
 bool has_ended(pid_t process) {
   const int descriptor = static_cast<int>(syscall(SYS_pidfd_open, process, 0));
@@ -86,7 +89,6 @@ struct Communicator {
   int rank;
   NumGraphs* num_graphs;
   uint32_t num_meetings = 0;
-  uint32_t num_calls = 0;
   std::atomic<bool> is_aborted{false};
 
   bool is_alone() const {
@@ -116,7 +118,7 @@ struct Communicator {
   }
 
   int agree(const Call& call) {
-    if (fails(rank, ++num_calls)) return kSystemError;
+    if (fails(rank)) return kSystemError;
     shared->calls[rank] = call;
     if (!meet()) return kRemoteError;
     for (int other = 0; other < num_ranks; ++other) {
@@ -156,7 +158,7 @@ EXPORTED int ncclCommInitRank(void** made, int num_ranks, Id id, int rank) {
   if (num_ranks < 1 || num_ranks > kMaxRanks || rank < 0 || rank >= num_ranks) {
     return kInvalidArgument;
   }
-  if (fails(rank, 0)) (void)raise(SIGKILL);
+  if (dies(rank)) (void)raise(SIGKILL);
   const int file = shm_open(id.bytes, O_RDWR | O_CREAT, 0600);
   if (file < 0 || ftruncate(file, sizeof(Shared)) != 0) return kSystemError;
   void* memory = mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);

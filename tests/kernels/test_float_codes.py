@@ -217,7 +217,7 @@ def test_gate_and_up_go_side_by_side(format: str) -> None:
 )
 def test_what_cant_be_packed_is_refused(part: Any, settings: dict[str, Any], words: str) -> None:
     with pytest.raises(_native.NativeError, match=words):
-        pack(settings.pop("format"), part, **settings)
+        pack(settings["format"], part, **{k: v for k, v in settings.items() if k != "format"})
 
 
 def llm_int8(x: Floats, codes: npt.NDArray[np.int8], scales: Floats) -> npt.NDArray[np.float64]:

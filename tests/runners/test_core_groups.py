@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from lmi_core.runners.cpu import core_groups as cores_of_processes
 from lmi_core.runners.cpu.core_groups import (
     Binding,
     Core,
@@ -15,6 +16,8 @@ from lmi_core.runners.cpu.core_groups import (
     cpu_list,
     found_cores,
     node_of,
+    num_weight_nodes,
+    weight_nodes,
 )
 
 
@@ -69,6 +72,34 @@ def test_groups_stay_within_nodes(
     cores = found_cores(range(8), machine(tmp_path, nodes))
     groups = core_groups(cores, num, binding)
     assert groups == (expected and [tuple(cpu_list(cpus)) for cpus in expected])
+
+
+@pytest.mark.parametrize(
+    ("degree", "num_copies", "expected"),
+    [
+        (1, 2, [(0,), (1,)]),
+        (1, 4, [(0,), (0,), (1,), (1,)]),
+        (2, 1, [(0, 0)]),  # each rank has written its file in its own node
+        (2, 2, [(0, 0), (1, 1)]),
+    ],
+)
+def test_copies_of_weights_are_where_others_would_read_another_nodes(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    degree: int,
+    num_copies: int,
+    expected: list[tuple[int, ...]],
+) -> None:
+    root = machine(tmp_path, ["0-3", "4-7"])
+    monkeypatch.setattr(
+        cores_of_processes, "found_cores", lambda cpus, _=None: found_cores(cpus, root)
+    )
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    nodes = [weight_nodes("auto", degree, copy, num_copies) for copy in range(num_copies)]
+    assert nodes == expected
+    assert num_weight_nodes("auto", degree, num_copies) == len(set(expected))
+    own = [range(4, 6), range(6, 8)][:degree]  # of a job's processes, which share a node
+    assert num_weight_nodes("auto", degree, num_copies, own) == 1
 
 
 def test_a_thread_is_bound_and_free_again() -> None:

@@ -16,6 +16,7 @@ from lmi_core.errors import EngineError, ModelError, UserError
 from lmi_core.models.loader import find_model
 from lmi_core.models.slices import cut
 from lmi_core.runners.cpu.cpu_runner import CpuRunner
+from lmi_core.runners.cpu.ranks import RankProcess
 from lmi_core.settings.engine_config import EngineConfig
 from tests.checkpoints import cached_checkpoint, make_checkpoint
 from tests.engine.test_invariance import Outcome, Request, make_requests, outcome, together
@@ -180,6 +181,19 @@ def test_a_rank_that_fails_to_load_says_why(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("lmi_core.runners.cpu.ranks._BOOT", "import sys; sys.exit(3)")
     with pytest.raises(EngineError, match=r"rank 1 ended while it loaded .*exit status 3"):
         answers(config_of(cached_checkpoint("llama3"), 2))
+
+
+def test_a_rank_that_ends_while_it_serves_is_not_said_to_load(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("lmi_core.runners.cpu.ranks._BOOT", "import sys; sys.exit(3)")
+    process = RankProcess(1)
+    with pytest.raises(EngineError, match=r"ended while it loaded .*exit status 3"):
+        process.receive()
+    process.is_loading = False
+    with pytest.raises(EngineError, match=r"rank 1 ended \(exit status 3\)"):
+        process.receive()
+    process.end()
 
 
 @pytest.mark.parametrize(

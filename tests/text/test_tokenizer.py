@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 
 import lmi_core
 from lmi_core.errors import ModelError, UserError
@@ -163,6 +165,24 @@ def test_a_lone_surrogate_is_named(tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(write(tmp_path))
     with pytest.raises(UserError, match="valid Unicode at character 2"):
         tokenizer.encode_now("ab\udc00")
+
+
+def test_children_have_the_tokenizer_of_who_asks_though_files_were_replaced(tmp_path: Path) -> None:
+    """As ``pickle`` takes it to them; they keep what they have read."""
+
+    def ids(tokenizer: Tokenizer) -> list[int]:
+        return pickle.loads(pickle.dumps(tokenizer)).encode_now("an apple")
+
+    old = Tokenizer.load(write(tmp_path))
+    expected = old.encode_now("an apple")
+    assert ids(old) == expected
+    backend = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    backend.add_tokens(["an apple"])
+    backend.save(str(tmp_path / "new"))
+    (tmp_path / "new").rename(tmp_path / "tokenizer.json")
+    new = Tokenizer.load(tmp_path)
+    assert ids(new) == new.encode_now("an apple") != expected
+    assert ids(old) == expected
 
 
 @pytest.mark.parametrize("from_files", [True, False])

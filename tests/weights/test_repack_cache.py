@@ -327,7 +327,59 @@ def test_every_numa_node_has_a_file_of_its_own_where_there_is_room(model, cache)
     state = own.stat().st_ino
     assert RepackCache(cache, 3 * num_bytes - 1).find(first.stem, 2) is not None
     assert sorted(cache.glob("*.packed")) == sorted([first, own])
+    assert ": 1 models, " in kept.describe()
     first.unlink()
     assert kept.find(first.stem, 1) is not None
     assert own.stat().st_ino == state
     assert kept.find(first.stem, 2) is None
+
+
+def test_processes_that_start_together_in_a_numa_node_copy_once(model, cache, tmp_path):
+    start(config_of(model, cache))
+    [first] = cache.glob("*.packed")
+    context, made = multiprocessing.get_context("spawn"), tmp_path / "made"
+    together = context.Barrier(2)
+    processes = [
+        context.Process(target=_copy_for_node_1, args=(cache, first.stem, together, made))
+        for _ in range(2)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [0, 0]
+    assert made.read_text() == "once\n"
+
+
+def _copy_for_node_1(cache, name, together, made):
+    copy = shutil.copyfile
+
+    def copyfile(*paths):
+        with made.open("a") as file:
+            file.write("once\n")
+        time.sleep(0.2)  # in which the other would come
+        copy(*paths)
+
+    shutil.copyfile = copyfile
+    together.wait(60)
+    assert RepackCache(cache, 1 << 30).find(name, 1) is not None
+
+
+@pytest.mark.parametrize("damage", [20, -1000], ids=["header", "matrix"])
+def test_a_damaged_copy_of_a_numa_node_heals(model, cache, caplog, damage):
+    """By its first file, where that isn't damaged itself; the matrix is packed again."""
+    start(config_of(model, cache))
+    [first] = cache.glob("*.packed")
+    config = config_of(model, cache, weight_nodes=(1,))
+    assert start(config) == 0
+    own = first.with_suffix(".node1.packed")
+    good = own.read_bytes()
+    with own.open("r+b") as file:
+        file.seek(damage, os.SEEK_END if damage < 0 else os.SEEK_SET)
+        file.write(b"\xff\xfe\xfd")
+    assert start(config) == (0 if damage > 0 else 1)
+    assert "can't be used" in caplog.text or "packed again" in caplog.text
+    assert not own.exists()
+    for _ in range(2):
+        assert start(config) == 0
+    assert own.read_bytes() == good == first.read_bytes()

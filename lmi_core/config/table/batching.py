@@ -8,16 +8,28 @@ from lmi_core.settings.placement import MAX_WORKERS
 
 _SYSTEMS = ("batching",)
 _ONE_ENGINE = no_effect("one engine serves the model; it takes as many requests as its batch holds")
+_PLACED = "tests/config/test_placed_copies.py"
+_PLACED_ON_RAY = f"{_PLACED}::test_copies_on_the_gpus_of_a_cluster_by_load"
 _COPIES_ON_CPU = honoured(
     None,
     "copies in processes of their own on the CPU, as option.num_copies",
-    test="tests/config/test_placed_copies.py::test_copies_on_the_cpu",
+    test=f"{_PLACED}::test_copies_on_the_cpu",
+    by_value=dict.fromkeys((0, 1), _ONE_ENGINE),
+)
+_COPIES_ON_GPUS = honoured(
+    None,
+    "copies on the GPUs of a Ray cluster, as option.num_copies",
+    test=_PLACED_ON_RAY,
     by_value=dict.fromkeys((0, 1), _ONE_ENGINE),
 )
 _BY_LOAD = "tests/server/models/test_copies.py::test_copies_by_load"
 _COPIES_BY_LOAD = honoured(None, "most copies, which are started by load", test=_BY_LOAD)
 _CONTINUOUS = no_effect("the lmi engine batches continuously and never waits to fill a batch")
 _ENGINE_MEMORY = no_effect("memory is planned by the engine; set option.kv_cache_bytes")
+
+
+def _of(action: Action, test: str) -> Action:
+    return replace(action, test=test)
 
 
 def _workers(key: str, *env: str, action: Action = _ONE_ENGINE) -> Option:
@@ -96,15 +108,10 @@ OPTIONS = (
     _workers(
         "maxWorkers", "SERVING_MAX_WORKERS", "SAGEMAKER_NUM_MODEL_WORKERS", action=_COPIES_BY_LOAD
     ),
-    _workers("gpu.minWorkers"),
-    _workers("gpu.maxWorkers"),
+    _workers("gpu.minWorkers", action=_COPIES_ON_GPUS),
+    _workers("gpu.maxWorkers", action=_of(_COPIES_BY_LOAD, _PLACED_ON_RAY)),
     _workers("cpu.minWorkers", action=_COPIES_ON_CPU),
-    _workers(
-        "cpu.maxWorkers",
-        action=replace(
-            _COPIES_BY_LOAD, test="tests/config/test_placed_copies.py::test_copies_by_load"
-        ),
-    ),
+    _workers("cpu.maxWorkers", action=_of(_COPIES_BY_LOAD, f"{_PLACED}::test_copies_by_load")),
     Option(
         key="required_memory_mb",
         type=Int(0),

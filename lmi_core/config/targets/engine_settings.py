@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -155,6 +154,7 @@ def settle_keys(
     system: str,
     placement: Placement,
     files: ModelFiles,
+    environ: Mapping[str, str],
     problems: Problems,
 ) -> None:
     """Note what device and checkpoint make of other keys, where our engine drives the model."""
@@ -164,7 +164,8 @@ def settle_keys(
         if system == "trtllm":
             _quantise_as_trtllm(values, files, placement)
         _refuse_other_quantisations(values, files)
-        _refuse_for_device(values, placement)
+        if placement.device != "cpu":
+            _refuse_by_ops(values, environ, problems)
 
 
 def _ignore_for_device(values: Values, placement: Placement, problems: Problems) -> None:
@@ -206,14 +207,20 @@ def _refuse_other_quantisations(values: Values, files: ModelFiles) -> None:
         values.refused[key] = problem
 
 
-def _refuse_for_device(values: Values, placement: Placement) -> None:
-    """Note values that the lmi engine can only run with on other devices."""
-    key = "option.decoding_strategy"
-    is_native = "native" in os.environ.get("LMI_OPS", "").split(",")
-    if placement.device != "cpu" and is_native and values.get(key) == "contrastive":
+def _refuse_by_ops(values: Values, environ: Mapping[str, str], problems: Problems) -> None:
+    """Note what the lmi engine on a torch device can't run with, by LMI_OPS."""
+    from lmi_core.ops.kernels.select import VARIABLE, asks_cpp
+
+    key, forced = "option.decoding_strategy", environ.get(VARIABLE, "")
+    try:
+        has_no_states = asks_cpp(forced)
+    except UserError as error:
+        problems.error("", str(error))
+        return
+    if has_no_states and values.get(key) == "contrastive":
         values.refused[key] = (
-            "steps that C++ launches (LMI_OPS=native) give no hidden states for contrastive "
-            "search: write greedy or sample, or leave LMI_OPS unset"
+            f"steps that C++ launches ({VARIABLE}={forced}) give no hidden states for contrastive "
+            f"search: write greedy or sample, or leave {VARIABLE} unset"
         )
 
 

@@ -22,7 +22,7 @@ from lmi_core.config.targets.placed_subject import (
     STAGES,
     Subject,
 )
-from lmi_core.config.targets.placement_on_cpu import MOST, WORKERS, check_job, on_cpu
+from lmi_core.config.targets.placement_on_cpu import WORKER_KEYS, check_job, ignore_workers, on_cpu
 from lmi_core.config.targets.placement_on_ray import on_gpus_of_nodes
 from lmi_core.settings.placement import DEVICE_NAMES, VISIBLE, DeviceKind, Placement
 
@@ -53,6 +53,8 @@ def place(
     subject = Subject(values, host, backend, system, mpi_mode, is_demo, problems)
     if backend == "lmi" and not subject.is_on_ray and RAY_ADDRESS in values.known:
         values.ignored[RAY_ADDRESS] = "the model is served on this machine, without option.on=ray"
+    if backend not in ("lmi", "handler"):
+        ignore_workers(subject)
     kind, named = _kind(subject)
     check_job(subject, kind)
     if kind in ("cpu", "torch-cpu"):
@@ -173,7 +175,7 @@ def _on_devices(subject: Subject, kind: DeviceKind, named: tuple[int, ...] | Non
     values, host = subject.values, subject.host
     if subject.backend == "lmi":
         why = "there is a copy on each GPU, or as many as option.num_copies says"
-        keys = (*WORKERS, *MOST, "max_idle_time")
+        keys = (*WORKER_KEYS, "max_idle_time")
         values.ignored |= {key: why for key in keys if key in values.known}
     ids = tuple(range(host.num_devices)) if named is None else named
     stages = values.get(STAGES)

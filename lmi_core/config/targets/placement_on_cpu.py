@@ -15,13 +15,15 @@ from lmi_core.config.targets.placed_subject import (
     STAGES,
     Subject,
 )
+from lmi_core.runners.cpu.core_groups import most_ranked_copies
 from lmi_core.settings.placement import DeviceKind, Placement
 
 BINDING = "option.cpu_binding"
-WORKERS = ("cpu.minWorkers", "minWorkers")
-MOST = ("cpu.maxWorkers", "maxWorkers")
-COPY_KEYS = (OWN_COPIES, *WORKERS)
-"""Keys of copies on the CPU, the strongest first."""
+_WORKERS = {"cpu": ("cpu.minWorkers", "minWorkers"), "gpu": ("gpu.minWorkers", "minWorkers")}
+_MOST = {"cpu": ("cpu.maxWorkers", "maxWorkers"), "gpu": ("gpu.maxWorkers", "maxWorkers")}
+"""Keys of copies on each kind of device, the strongest first."""
+WORKER_KEYS = {key for keys in (*_WORKERS.values(), *_MOST.values()) for key in keys}
+COPY_KEYS = (OWN_COPIES, *_WORKERS["cpu"])
 _UNUSED = {
     DEGREE: "on the CPU one process uses all cores",
     STAGES: "on the CPU a copy has no stages",
@@ -45,6 +47,8 @@ def on_cpu(subject: Subject, kind: DeviceKind) -> Placement:
     num_copies = copies_of(subject, kind)
     most_copies = most_copies_of(subject, kind, num_copies)
     num_ranks = num_copies * degree
+    if degree > 1 and host.job is None and host.num_cores:
+        most_copies = _most_by_cores(subject, host.num_cores, degree, num_copies, most_copies)
     if degree > 1 and host.job is None and 0 < host.num_cores < num_ranks:
         copies = f" in {num_copies} copies" if num_copies > 1 else ""
         most = host.num_cores // num_copies
@@ -122,7 +126,9 @@ def copies_of(subject: Subject, kind: DeviceKind) -> int:
     values = subject.values
     if subject.backend != "lmi":
         return 1
-    keys = COPY_KEYS if kind != "cuda" else (OWN_COPIES, COPIES, "minWorkers")
+    own, other = ("gpu", "cpu") if kind == "cuda" else ("cpu", "gpu")
+    _ignore_others(subject, own, other)
+    keys = (OWN_COPIES, *((COPIES,) if kind == "cuda" else ()), *_WORKERS[own])
     given = [key for key in keys if isinstance(values.get(key), int)]
     number = values.get(given[0]) if given else None
     num_copies = max(1, number) if isinstance(number, int) else 1
@@ -140,7 +146,8 @@ def most_copies_of(subject: Subject, kind: DeviceKind, num_copies: int) -> int:
     values = subject.values
     if subject.backend != "lmi":
         return num_copies
-    given = [key for key in MOST if isinstance(values.get(key), int)]
+    keys = _MOST["gpu" if kind == "cuda" else "cpu"]
+    given = [key for key in keys if isinstance(values.get(key), int)]
     number = values.get(given[0]) if given else None
     has_processes = kind != "torch-cpu" and (
         num_copies > 1 or OWN_COPIES in values.known or values.get(ON) == "ray"
@@ -153,3 +160,34 @@ def most_copies_of(subject: Subject, kind: DeviceKind, num_copies: int) -> int:
     unused = {*given, "max_idle_time"} & values.known.keys()
     values.ignored |= dict.fromkeys(unused, why)
     return num_copies
+
+
+def ignore_workers(subject: Subject) -> None:
+    """Note that workers mean nothing where another library's engine has no copies by their keys."""
+    given = WORKER_KEYS & subject.values.known.keys()
+    subject.values.ignored |= dict.fromkeys(given, _ONE_ENGINE)
+
+
+def _ignore_others(subject: Subject, own: str, other: str) -> None:
+    """Note the keys of workers on other devices than the model's."""
+    values = subject.values
+    why = f"it counts workers on {other.upper()}s, and the model's are on {own.upper()}s"
+    keys = (_WORKERS[other][0], _MOST[other][0])
+    values.ignored |= {key: why for key in keys if key in values.known}
+
+
+def _most_by_cores(
+    subject: Subject, num_cores: int, degree: int, num_copies: int, most_copies: int
+) -> int:
+    """Of ranks, which have a core each; more copies couldn't be started."""
+    most = max(num_copies, most_ranked_copies(num_cores, degree))
+    if most_copies <= most:
+        return most_copies
+    key = next(key for key in _MOST["cpu"] if isinstance(subject.values.get(key), int))
+    subject.problems.warn(
+        subject.values.where(key),
+        f"{key}={most_copies} with {DEGREE}={degree} would need {most_copies * degree} cores, one "
+        f"for each process, and there are {num_cores} here: {most} copies is the most",
+        key,
+    )
+    return most

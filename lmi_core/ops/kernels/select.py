@@ -60,6 +60,8 @@ _FILES = {
 }
 """In which each package has an op, where that isn't called as the op is."""
 LAUNCH = "launch"
+_IN_DECODERS = ("attention", "sample")
+"""Ops that all models which generate have."""
 _MODULES = {
     "flash": "lmi_core.ops.kernels.flash",
     "native": "lmi_core.ops.kernels.cuda.{file}",
@@ -154,6 +156,13 @@ def _asked(forced: str | None) -> dict[str, str]:
         else:
             asked[op] = name
     return asked
+
+
+def asks_cpp(forced: str) -> bool:
+    """Whether ``forced``, as ``LMI_OPS``, has C++ launch the steps of models all of whose ops have
+    native kernels. UserError as ``select``, of which this takes no torch."""
+    asked = _asked(forced)
+    return all(asked.get(name) == "native" for name in (LAUNCH, *_IN_DECODERS))
 
 
 def select_for(device_type: str, *, is_deterministic: bool) -> dict[str, str]:

@@ -131,10 +131,33 @@ def node_of(cpus: Collection[int], root: Path = _ROOT) -> int:
     return nodes.pop() if len(nodes) == 1 else 0
 
 
-def num_weight_nodes(binding: Binding, degree: int, num_copies: int) -> int:
-    """In how many nodes so many copies have their weights."""
-    groups = [own_groups(binding, degree, number, num_copies) for number in range(num_copies)]
-    return len({node_of(own[0]) for own in groups if own}) or 1
+def most_ranked_copies(num_cores: int, degree: int) -> int:
+    """Copies that have a physical core for each of their ranks, of more than one."""
+    return max(1, num_cores // degree)
+
+
+def weight_nodes(
+    binding: Binding,
+    degree: int,
+    copy: int,
+    num_copies: int,
+    allowed: Sequence[Sequence[int]] = (),
+) -> tuple[int, ...]:
+    """Of each rank of a copy, the node whose copy of the packed weights it maps; 0: the first one,
+    which the same rank of copy 0 has written in its own node. ``allowed`` as for ``own_groups``."""
+    first, own = (
+        [node_of(cpus) for cpus in own_groups(binding, degree, number, num_copies, allowed)]
+        for number in (0, copy)
+    )
+    return tuple(0 if node == home else node for home, node in zip(first, own, strict=True))
+
+
+def num_weight_nodes(
+    binding: Binding, degree: int, num_copies: int, allowed: Sequence[Sequence[int]] = ()
+) -> int:
+    """In how many nodes so many copies have their weights; ``allowed`` as for ``own_groups``."""
+    by_copy = [weight_nodes(binding, degree, n, num_copies, allowed) for n in range(num_copies)]
+    return max((len(set(of_rank)) for of_rank in zip(*by_copy, strict=True)), default=1)
 
 
 def _differ(allowed: Sequence[Sequence[int]]) -> bool:

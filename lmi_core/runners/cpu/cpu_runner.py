@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from lmi_core import _native
 from lmi_core.models.eagle_head import EagleHead
 from lmi_core.models.medusa_heads import MedusaHeads
-from lmi_core.runners.cpu.core_groups import bound_to, node_of, num_own_cores, own_groups
+from lmi_core.runners.cpu.core_groups import bound_to, num_own_cores, own_groups
 from lmi_core.runners.cpu.draft_chains import DraftChains
 from lmi_core.runners.cpu.draft_runner import CpuDraftRunner
 from lmi_core.runners.cpu.eagle_runner import EagleRunner, eagle_states
@@ -322,9 +322,8 @@ def with_bound_cpus(config: EngineConfig) -> EngineConfig:
 def _open_packed(found: FoundModel) -> PackedModel | None:
     from lmi_core.weights.packed_model import open_packed_model
 
-    config, cpus = found.asked, found.asked.bound_cpus
-    node = node_of(cpus[0]) if cpus else 0
-    return open_packed_model(config, found.checkpoint, num_rank_threads(config), node=node)
+    config = found.asked
+    return open_packed_model(config, found.checkpoint, num_rank_threads(config))
 
 
 def _load(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import resource
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -171,16 +171,22 @@ def shares_weights(config: EngineConfig, stored_bytes: int) -> bool:
     return is_kept and stored_bytes >= MIN_CHECKPOINT_BYTES
 
 
-def estimate_copies(found: FoundModel, num_copies: int, claimed_bytes: int = 0) -> Estimate:
+def estimate_copies(
+    found: FoundModel,
+    num_copies: int,
+    claimed_bytes: int = 0,
+    allowed: Sequence[Sequence[int]] = (),
+) -> Estimate:
     """As ``estimate``, of so many processes together. They share packed weights in the repack
-    cache, those of each NUMA node, and divide the part of the memory that KV caches get."""
+    cache, those of each NUMA node, and divide the part of the memory that KV caches get.
+    ``allowed``: the cores of a job's processes, as for ``own_groups``."""
     config = found.asked
     each = replace(config, num_models=config.num_models * num_copies)
     needs = estimate(replace(found, asked=each), claimed_bytes)
     num_weights = num_copies
     if shares_weights(config, needs.stored):
         degree = config.tensor_parallel_degree
-        num_weights = num_weight_nodes(config.cpu_binding, degree, num_copies)
+        num_weights = num_weight_nodes(config.cpu_binding, degree, num_copies, allowed)
     return replace(
         needs,
         weights=num_weights * needs.weights,
@@ -189,10 +195,16 @@ def estimate_copies(found: FoundModel, num_copies: int, claimed_bytes: int = 0) 
     )
 
 
-def check_copies(found: FoundModel, num_copies: int, claimed_bytes: int = 0) -> int:
-    """What the copies of a model take together. Raises InsufficientMemoryError where they don't fit
-    beside what other engines have taken."""
-    needs = estimate_copies(found, num_copies, claimed_bytes)
+def check_copies(
+    found: FoundModel,
+    num_copies: int,
+    claimed_bytes: int = 0,
+    *,
+    allowed: Sequence[Sequence[int]] = (),
+) -> int:
+    """What the copies of a model take together, as ``estimate_copies`` says. Raises
+    InsufficientMemoryError where they don't fit beside what other engines have taken."""
+    needs = estimate_copies(found, num_copies, claimed_bytes, allowed)
     limit = int(_native.cpu_info()["memory_limit_bytes"])
     if needs.total > limit - claimed_bytes:
         raise InsufficientMemoryError(

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 from lmi_core import _native
 from lmi_core.adapters.store import LoraStore
 from lmi_core.models.smoothing import Smoothing
-from lmi_core.runners.cpu.core_groups import node_of
 from lmi_core.runners.cpu.rank_orders import RankOrders
 from lmi_core.runners.cpu.ranked_adapters import lora_store
 from lmi_core.runners.cpu.ranks import MAX_MESSAGE_BYTES
@@ -83,8 +82,7 @@ def _join(
     found = replace(found, slicing=replace(found.slicing, rank=rank))
     num_threads = num_rank_threads(config)
     with memory_errors():
-        node = node_of(config.bound_cpus[rank]) if config.bound_cpus else 0
-        packed = open_packed_model(config, found.checkpoint, num_threads, rank=rank, node=node)
+        packed = open_packed_model(config, found.checkpoint, num_threads, rank=rank)
         weights = NativeWeights(config.instruction_set, num_threads, packed, config.activations)
         model = load_weights(found, weights, smoothing=smoothing)
         message.send(connection, message.encode(("loaded",)))

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
@@ -89,6 +90,7 @@ class Ranks:
             process.send_descriptor(self._group.descriptor)
         for process in self._processes:
             process.receive()
+            process.is_loading = False
         for process in self._processes:
             threading.Thread(
                 target=self._watch, args=(process,), name=f"rank-{process.rank}", daemon=True
@@ -141,9 +143,11 @@ class RankProcess:
     def __init__(self, rank: int, job: Job | None = None, main: str = _MAIN) -> None:
         """``main``: the module whose function of that name is its program, of this one's."""
         self.rank = rank
+        self.is_loading = True
         self._numbers = itertools.count()
         self._calls: dict[int, Future[Any]] = {}
         self._unsent: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
+        self._held: deque[tuple[Any, ...]] = deque()
         self._sending = threading.Lock()
         self._is_gone = False
         self._connection, theirs = socket.socketpair()
@@ -158,25 +162,26 @@ class RankProcess:
     def pid(self) -> int:
         return self._process.pid
 
-    def send(self, value: Any) -> None:
+    def send(self, *values: Any) -> None:
+        """Blocking; calls that are held go before. Raises EngineError where it is gone."""
         try:
             with self._sending:
-                message.send(self._connection, message.encode(value))
+                while self._held:
+                    message.send(self._connection, message.encode(self._held.popleft()))
+                for value in values:
+                    message.send(self._connection, message.encode(value))
         except OSError:
             raise self._gone() from None
 
     def call(
-        self, kind: str, name: str, arguments: tuple[Any, ...], *, at_once: bool = False
+        self, kind: str, name: str, arguments: tuple[Any, ...], *, is_held: bool = False
     ) -> Future[Any]:
-        """Have ``listen`` send it, in the order of calls, and settle what is returned; ``at_once``:
-        send it here, before what is sent from now on."""
+        """Have ``listen`` send it, in the order of calls, and settle what is returned; ``is_held``:
+        have ``send`` do it, before what it sends next. Does not wait."""
         number, call = next(self._numbers), Future[Any]()
         self._calls[number] = call
-        if at_once:
-            with suppress(EngineError):  # then ``listen`` fails it
-                self.send((kind, number, name, arguments))
-        else:
-            self._unsent.put((kind, number, name, arguments))
+        unsent = self._held.append if is_held else self._unsent.put
+        unsent((kind, number, name, arguments))
         if self._is_gone:
             self._fail_calls()
         return call
@@ -249,7 +254,8 @@ class RankProcess:
 
     def _gone(self) -> EngineError:
         words = self.last_words()
-        why = f"rank {self.rank} ended while it loaded the model ({words})"
+        when = " while it loaded the model" if self.is_loading else ""
+        why = f"rank {self.rank} ended{when} ({words})"
         if words == f"signal {signal.SIGKILL:d}":
             why += ": the kernel does that where memory runs out; dmesg says it"
         return EngineError(why)

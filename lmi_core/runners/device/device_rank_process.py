@@ -11,7 +11,7 @@ import socket
 import sys
 import threading
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -29,10 +29,11 @@ from lmi_core.runners.device.device_cache import DeviceCache
 from lmi_core.runners.device.device_memory import MeasuredMemory, measure, memory_of
 from lmi_core.runners.device.device_ranks import receive_group
 from lmi_core.runners.device.rank_group import TorchGroup
-from lmi_core.runners.device.recorded import adapter_store, record_eager, suited
+from lmi_core.runners.device.recorded import adapter_store, record_eager
 from lmi_core.sandbox import message
 
 if TYPE_CHECKING:
+    from lmi_core.adapters.store import LoraStore
     from lmi_core.models.loader import LoadedModel
     from lmi_core.models.smoothing import Smoothing
     from lmi_core.ops.device.eager import EagerGraph
@@ -65,7 +66,7 @@ def _serve(descriptor: int) -> int:
         served = _Rank(connection, config, rank, device, _load(config, smoothing, rank, device))
         _send(connection, "loaded")
         how, given = _receive(connection)
-        return served.by_nccl(given) if how == "nccl" else served.by_torch(Path(given))
+        return served.by_nccl(given) if how == "nccl" else served.by_torch(*given)
     except (EOFError, ConnectionError):
         return 1  # rank 0 is gone, or has given up
     except Exception as error:
@@ -99,16 +100,15 @@ class _Rank:
         _native.serve_device_rank(group, str(steps.library.path), steps.address)
         return 0
 
-    def by_torch(self, place: Path) -> int:
+    def by_torch(self, place: str, chosen: dict[str, str]) -> int:
+        """``chosen``: rank 0's implementations of ops."""
         config, device = self.config, self.device
         cache = DeviceCache(config, self.model, device)
-        group = TorchGroup(place, self.rank, config.tensor_parallel_degree, device)
-        chosen = select.select_for(device.type, is_deterministic=config.deterministic)
-        chosen = suited(select.launched_from_python(chosen), self.model)
+        group = TorchGroup(Path(place), self.rank, config.tensor_parallel_degree, device)
         store = adapter_store(config, self.model, device)
         table = None if store is None else store.table
         graph = record_eager(self.model, chosen, cache, device, table, group)
-        orders = AdapterOrders(self.connection, store)
+        orders = _Orders(self.connection, store, device)
         cache.grow(self._measured(graph, orders, cache.sizes.max_num_tokens), self._agree)
         _send(self.connection, "ready")
         try:
@@ -150,6 +150,22 @@ class _Rank:
     def _agree(self, num_blocks: int) -> int:
         _send(self.connection, "blocks", num_blocks)
         return int(_receive(self.connection))
+
+
+class _Orders(AdapterOrders):
+    """Of adapters on a device."""
+
+    def __init__(
+        self, connection: socket.socket, store: LoraStore | None, device: torch.device
+    ) -> None:
+        super().__init__(connection, store)
+        self._device = device
+
+    def _answer(self, number: int, name: str, arguments: tuple[Any, ...]) -> None:
+        # In a thread of its own, whose device is the first one before.
+        is_gpu = self._device.type == "cuda"
+        with torch.cuda.device(self._device) if is_gpu else nullcontext():
+            super()._answer(number, name, arguments)
 
 
 def _end_with(connection: socket.socket) -> None:

@@ -8,21 +8,22 @@ import os
 import socket
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, InvalidStateError, wait
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import torch
+
 from lmi_core import _native
 from lmi_core.errors import EngineError, UserError
 from lmi_core.runners.cpu.ranks import RankProcess
+from lmi_core.runners.cpu.sizes import num_rank_threads
 from lmi_core.runners.device.rank_group import TorchGroup
 
 if TYPE_CHECKING:
-    import torch
-
     from lmi_core.models.smoothing import Smoothing
     from lmi_core.ops.device.step_arrays import StepArrays
     from lmi_core.ops.kernels.cuda.nccl import NcclRanks
@@ -46,7 +47,7 @@ class DeviceRanks:
         """Start the processes, which load their weights at once."""
         self._config = config
         self._num_ranks = config.tensor_parallel_degree
-        self._is_closing = False
+        self._is_loading, self._is_closing = True, False
         self._loss: Future[str] = Future()  # why one of them is no more
         self._ended: list[RankProcess] = []
         self._said: Exception | None = None
@@ -55,6 +56,8 @@ class DeviceRanks:
         self._folder = tempfile.TemporaryDirectory(prefix="lmi-ranks-")
         self._place = Path(self._folder.name) / "group"
         self._processes: list[RankProcess] = []
+        self._num_threads_before = torch.get_num_threads()
+        torch.set_num_threads(num_rank_threads(config))  # as the others do
         try:
             for rank in range(1, self._num_ranks):
                 self._processes.append(RankProcess(rank, config.job, _MAIN))
@@ -75,10 +78,11 @@ class DeviceRanks:
         if self._loss.done():
             raise EngineError(self._loss.result())
 
-    def meet(self, device: torch.device) -> TorchGroup:
-        """Their group by torch, once all have their weights. Raises what kept one of them from it,
-        EngineError where one ended without a word."""
-        self._tell_loaded(("torch", str(self._place)))
+    def meet(self, device: torch.device, chosen: Mapping[str, str]) -> TorchGroup:
+        """Their group by torch, once all have their weights; ``chosen``: the implementations of
+        ops that all take. Raises what kept one of them from it, EngineError where one ended without
+        a word."""
+        self._tell_loaded(("torch", (str(self._place), dict(chosen))))
         self._watch_all()
         with self.explained():
             group = self._met(lambda: TorchGroup(self._place, 0, self._num_ranks, device))
@@ -97,19 +101,24 @@ class DeviceRanks:
         """Return when all have caches of the blocks agreed on; raises as ``meet``."""
         with self.explained():
             self._receive()
+        self._has_loaded()
         for process in self._processes:
             threading.Thread(target=process.listen, daemon=True).start()
 
     def order(self, name: str, *arguments: Any) -> list[Future[Any]]:
-        """As ``Ranks.order``."""
+        """As ``Ranks.order``; sent with the next step, or with what is asked before."""
         return self._call("order", name, arguments)
 
     def ask(self, name: str, *arguments: Any) -> list[Future[Any]]:
-        """As ``Ranks.ask``."""
-        return self._call("ask", name, arguments)
+        """As ``Ranks.ask``, but blocking: it is sent behind orders that are on their way."""
+        answers = self._call("ask", name, arguments)
+        for process in self._processes:
+            with suppress(EngineError):  # then ``listen`` fails it
+                process.send()
+        return answers
 
     def _call(self, kind: str, name: str, arguments: tuple[Any, ...]) -> list[Future[Any]]:
-        return [process.call(kind, name, arguments, at_once=True) for process in self._processes]
+        return [process.call(kind, name, arguments, is_held=True) for process in self._processes]
 
     def begin(self, arrays: StepArrays) -> None:
         """Have all compute a step, as this rank does next. Raises EngineError where one is lost."""
@@ -126,7 +135,8 @@ class DeviceRanks:
             self._loss.set_result(why)
         except InvalidStateError:
             return
-        log.error("%s: the model's steps fail from now on", why)
+        if not self._is_loading:  # else it is raised
+            log.error("%s: the model's steps fail from now on", why)
         for process in self._processes:
             process.kill()
         if self._meeting is not None:
@@ -151,6 +161,7 @@ class DeviceRanks:
                 process.send_descriptor(self._group.descriptor)
             self._receive()
             self.check()
+        self._has_loaded()
         threading.Thread(target=self._watch_group, args=(self._group,), daemon=True).start()
         return self._group
 
@@ -167,6 +178,7 @@ class DeviceRanks:
         if self._meeting is not None:
             self._meeting.close()  # which may wait for the others
         self._folder.cleanup()
+        torch.set_num_threads(self._num_threads_before)
 
     @contextmanager
     def explained(self) -> Iterator[None]:
@@ -222,6 +234,11 @@ class DeviceRanks:
         except Exception as error:
             self._said = error
             raise
+
+    def _has_loaded(self) -> None:
+        self._is_loading = False
+        for process in self._processes:
+            process.is_loading = False
 
     def _watch_all(self) -> None:
         for process in self._processes:

@@ -45,11 +45,6 @@ def chosen_for(
             cache_dtype=KV_DTYPES[cache.dtype],
         )
         prefer_flash(chosen, device, shape)
-    return suited(chosen, model)
-
-
-def suited(chosen: dict[str, str], model: LoadedModel) -> dict[str, str]:
-    """What was chosen, but for what no kernel of it has of the model's attention."""
     if model.spec.attention.latent is not None and chosen["attention"] == "invariant":
         return select.by_row("latent attention")
     return chosen

@@ -97,7 +97,7 @@ class TorchRunner:
         self._pools = model.pooling is not None
         if model.head is not None:
             self.head = model.head
-        self._ranks, group = ranks, None if ranks is None else ranks.meet(device)
+        self._ranks, group = ranks, None if ranks is None else ranks.meet(device, chosen)
         record = partial(record_eager, model, chosen, cache, device, lora, group, kept)
         self._graph = record()
         self._record_with_states = partial(record, config.contrastive_states)
@@ -280,13 +280,16 @@ class TorchRunner:
                     continue
                 started_ns = time.monotonic_ns()
                 results = states = None
+                has_begun = False
                 try:
-                    results, states = self._launch(job)
+                    graph = self._graph_of(job)
+                    has_begun = True
+                    results, states = self._launch(job, graph)
                 except torch.OutOfMemoryError as error:
                     job.step.error = f"{error} ({self._oom_advice})"
                 except Exception as error:
                     job.step.error = f"{type(error).__name__}: {error}"
-                if results is None and self._ranks is not None:
+                if results is None and has_begun and self._ranks is not None:
                     self._ranks.lose(f"rank 0 failed: {job.step.error}")
                 self._sampled = getattr(results, "token_ids", None)
                 self._launched.put(_Launched(job, results, states, started_ns))
@@ -326,19 +329,27 @@ class TorchRunner:
                 self._graphs.capture_wanted()
         return self._jobs.get()
 
-    def _launch(self, job: _Job) -> tuple[PendingResults | PendingRows, PendingRows | None]:
+    def _graph_of(self, job: _Job) -> EagerGraph:
+        """What computes the step; recording it may fail, which no other rank sees."""
+        if not job.wants_states:
+            return self._graph
+        if self._with_states is None:
+            self._with_states = self._record_with_states()
+        return self._with_states
+
+    def _launch(
+        self, job: _Job, graph: EagerGraph
+    ) -> tuple[PendingResults | PendingRows, PendingRows | None]:
         if self.drafter is not None:
             take_tokens(job.step, job.arrays)
         if self._ranks is not None:
             self._ranks.begin(job.arrays)
         if self._pools:
-            return PendingRows(self._graph.forward(self._upload(job.arrays))), None
+            return PendingRows(graph.forward(self._upload(job.arrays))), None
         sampling = SamplingInputs.of(job.step, self.sampling, self.info.max_logprobs)
         if job.wants_states:
-            if self._with_states is None:
-                self._with_states = self._record_with_states()
-            result, states, *_ = self._with_states.forward_all(self._upload(job.arrays))
-            return self._graph.choose(result, sampling), PendingRows(states)
+            result, states, *_ = graph.forward_all(self._upload(job.arrays))
+            return graph.choose(result, sampling), PendingRows(states)
         feed = None if job.logit_rows is None else partial(self._feed, job.logit_rows)
         logits = None
         if self._graphs is not None and not len(job.arrays.adapter_slots):
@@ -347,8 +358,8 @@ class TorchRunner:
             inputs = self._upload(job.arrays)
             if feed is not None:
                 feed(inputs.token_ids)
-            logits = self._graph.forward(inputs)
-        return self._graph.choose(logits, sampling), None
+            logits = graph.forward(inputs)
+        return graph.choose(logits, sampling), None
 
     def _upload(self, arrays: StepArrays) -> DeviceStep:
         return DeviceStep.upload(arrays, block_size=self.info.block_size, device=self.device)

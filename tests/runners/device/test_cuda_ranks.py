@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -35,8 +36,8 @@ from tests.runners.device.cuda_harness import (  # noqa: E402
 )
 
 __all__ = ["device"]  # a fixture
-pytestmark = [pytest.mark.usefixtures("device"), pytest.mark.timeout(180)]
-FAILS = "LMI_NCCL_EMULATOR_FAILS"
+pytestmark = [pytest.mark.usefixtures("device"), pytest.mark.timeout(300)]
+FAILS, DIES = "LMI_NCCL_EMULATOR_FAILS", "LMI_NCCL_EMULATOR_DIES"
 SAMPLED = SamplingParams(ignore_eos=True, temperature=0.7, seed=5, logprobs=2, max_new_tokens=5)
 
 
@@ -105,6 +106,7 @@ async def lost(engine: Engine, why: str, end: Callable[[], None] = lambda: None)
     assert not engine.healthy
 
 
+@pytest.mark.slow
 def test_ranks_give_the_same_bits_run_ahead_and_end_together(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -138,17 +140,19 @@ def test_ranks_give_the_same_bits_run_ahead_and_end_together(
             await lost(engine, r"rank 1 of 2 ended \(signal 9\)", runner._ranks._processes[0].kill)
 
     monkeypatch.setenv("LMI_OPS", PYTHON)
-    expected = run(from_python(), 110)
+    expected = run(from_python(), 140)
     monkeypatch.setenv("LMI_OPS", CPP)
-    run(main(expected), 110)
+    run(main(expected), 140)
 
 
+@pytest.mark.slow
 def test_norms_over_all_heads_and_a_rank_that_fails_and_lives(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch
+    device: torch.device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Which ends requests."""
+    armed = tmp_path / "armed"
     monkeypatch.setenv("LMI_OPS", CPP)
-    monkeypatch.setenv(FAILS, "1:200")
+    monkeypatch.setenv(FAILS, f"1:{armed}")
 
     async def whole() -> list[list[TokenEvent]]:
         async with Engine(of("olmoe", 1, quantize=None)) as engine:
@@ -161,18 +165,18 @@ def test_norms_over_all_heads_and_a_rank_that_fails_and_lives(
             assert isinstance(engine._parts.runner, CudaRunner), "C++ doesn't launch the steps"
             assert_near(await one_by_one(engine), expected)
             if device.type != "cuda":  # NCCL's stand-in fails
-                await lost(engine, "rank 1 failed: .* of NCCL: system error")
+                await lost(engine, "rank 1 failed: .* of NCCL: system error", armed.touch)
 
-    run(main(run(whole(), 60)), 60)
+    run(main(run(whole(), 140)), 140)
 
 
 def test_a_rank_that_is_gone_while_ranks_load_is_said(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if device.type == "cuda":
-        pytest.skip(f"{FAILS} is the stand-in's")
+        pytest.skip(f"{DIES} is the stand-in's")
     monkeypatch.setenv("LMI_OPS", CPP)
-    monkeypatch.setenv(FAILS, "1:0")
+    monkeypatch.setenv(DIES, "1")
     with pytest.raises(EngineError, match=r"rank 1 ended while it loaded .* \(signal 9\)"):
         load_device_runner(of("llama3"))
 
