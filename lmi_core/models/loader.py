@@ -41,9 +41,8 @@ from lmi_core.models.weights import (
     answer_matrix,
     expected_shapes,
 )
-from lmi_core.settings.engine_config import DType, EngineConfig
+from lmi_core.settings.engine_config import DType, EngineConfig, check_max_model_len
 from lmi_core.settings.engine_config import Quantization as Quantize
-from lmi_core.settings.limits import check_max_model_len
 from lmi_core.settings.lora_config import LoraConfig
 from lmi_core.text.calibration_text import read_text
 from lmi_core.text.tokenizer import Tokenizer
