@@ -6,14 +6,13 @@ import logging
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from lmi_core.engine.beam_search import BeamSearch
 from lmi_core.engine.commit import Commit, Output, PromptChunk
+from lmi_core.engine.nothing_left import why_nothing_is_left
 from lmi_core.engine.notices import Notices
 from lmi_core.engine.outputs import FinishReason, PromptToken, TokenEvent, TokenLogprob
 from lmi_core.engine.ranked_tokens import Ranked
-from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.engine.scheduler import Scheduler
 from lmi_core.engine.sequence import ActiveRequest, Sequence
 from lmi_core.engine.shown_text import shown_text
@@ -130,7 +129,7 @@ class Delivery:
         sequence, token_id, _, num_generated, _, known = output
         request = sequence.request
         if sequence.error is not None or token_id < 0:
-            self.fail(request, _why_nothing_is_left(sequence, self._vocab_size))
+            self.fail(request, why_nothing_is_left(sequence, self._vocab_size))
             return
         last_s, sequence.last_token_s = sequence.last_token_s, now_s
         if last_s:
@@ -282,29 +281,3 @@ def _event_without_token(sequence: Sequence) -> TokenEvent:
         num_prompt_tokens=sequence.num_prompt,
         num_cached_tokens=sequence.request.num_cached_tokens or 0,
     )
-
-
-def _why_nothing_is_left(sequence: Sequence, vocab_size: int) -> Exception:
-    """A UserError naming the request's bans where they leave none of ``vocab_size`` tokens."""
-    if sequence.error is not None:
-        return sequence.error
-    params = sequence.request.request.params
-    try:
-        has_any = _allowed(sequence, params, vocab_size).any()
-    except Exception as error:  # what a grammar says of itself
-        return error
-    if has_any:
-        return EngineError("no token could be sampled: the model's logits aren't finite")
-    return params.too_many_bans(sequence.num_generated)
-
-
-def _allowed(sequence: Sequence, params: SamplingParams, vocab_size: int) -> npt.NDArray[np.uint8]:
-    """1 for what may come."""
-    mask = np.full(-(-vocab_size // 32), np.iinfo(np.uint32).max, np.uint32)
-    if sequence.matcher is not None:
-        sequence.matcher.fill_mask(mask)
-    allowed = np.unpackbits(mask.view(np.uint8), bitorder="little")[:vocab_size]
-    allowed[list(params.banned_token_ids)] = 0
-    if sequence.num_generated < params.min_new_tokens:
-        allowed[list(sequence.end_ids)] = 0
-    return allowed
