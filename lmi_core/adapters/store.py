@@ -5,9 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from lmi_core.adapters.adapter import read_adapter
-from lmi_core.adapters.adapter_slices import own_slices
+import numpy as np
+
+from lmi_core.adapters.adapter import Adapter, AdapterPart, read_adapter
 from lmi_core.models.loader import LoadedModel
+from lmi_core.models.lora_linears import OwnLinear, linear_shapes, own_linears
+from lmi_core.models.slices import Slicing
+from lmi_core.models.spec import DecoderSpec
 from lmi_core.models.weights import WeightBackend
 from lmi_core.ops.graph import LinearWeight, LoraTable
 from lmi_core.weights.formats import FloatArray
@@ -40,7 +44,7 @@ class LoraStore:
 
     def pack(self, path: Path) -> PackedLora:
         whole = read_adapter(path, self._spec, max_rank=self._max_rank)
-        adapter = own_slices(whole, self._spec, self._slicing)
+        adapter = _own_slices(whole, self._spec, self._slicing)
         return PackedLora(
             [
                 [(self._pack(part.a), self._pack(part.b), part.first_output) for part in parts]
@@ -56,3 +60,32 @@ class LoraStore:
 
     def _pack(self, matrix: FloatArray) -> LinearWeight:
         return self._backend.pack([matrix], format=self._dtype, gated=False)
+
+
+def _own_slices(adapter: Adapter, spec: DecoderSpec, slicing: Slicing) -> Adapter:
+    """What one rank of the model of ``spec`` has of an adapter, by its own linears: B's rows where
+    outputs are cut, A's columns where inputs are, so that the ranks' sums have what it adds."""
+    if slicing.is_whole:
+        return adapter
+    own: Adapter = [[] for _ in linear_shapes(spec, slicing)]
+    for linear in own_linears(spec, slicing):
+        parts = (_own_part(part, linear) for part in adapter[linear.whole_id])
+        own[linear.linear_id] = [part for part in parts if part is not None]
+    return own
+
+
+def _own_part(part: AdapterPart, linear: OwnLinear) -> AdapterPart | None:
+    """None: it adds to none of the rank's outputs."""
+    if linear.inputs is not None:
+        return AdapterPart(
+            np.ascontiguousarray(part.a[:, slice(*linear.inputs)]), part.b, part.first_output
+        )
+    if linear.rows is None:
+        return part
+    end = part.first_output + len(part.b)
+    [places] = np.nonzero((linear.rows >= part.first_output) & (linear.rows < end))
+    if not places.size:
+        return None
+    # A part is of queries, keys, values, gate, up, or all outputs: what a rank has lies together.
+    b = np.ascontiguousarray(part.b[linear.rows[places] - part.first_output])
+    return AdapterPart(part.a, b, int(places[0]))

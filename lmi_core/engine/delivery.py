@@ -93,7 +93,10 @@ class Delivery:
         for sequence in request.sequences[: request.request.params.n]:
             if not sequence.is_delivered:
                 sequence.is_delivered = True
-                request.stream.put(_abort_event(sequence))
+                event = _event_without_token(sequence)
+                event.num_generated_tokens = sequence.num_generated
+                event.finish_reason = FinishReason.ABORT
+                request.stream.put(event)
         self._close(request, FinishReason.ABORT, None)
 
     def fail(self, request: ActiveRequest, error: Exception) -> None:
@@ -105,19 +108,10 @@ class Delivery:
 
     def put_prompt(self, request: ActiveRequest) -> None:
         """The first event of a request that asked for its prompt back."""
-        first = request.sequences[0]
-        request.stream.put(
-            TokenEvent(
-                request_id=request.request_id,
-                choice=0,
-                token_id=-1,
-                text="",
-                num_prompt_tokens=first.num_prompt,
-                num_cached_tokens=request.num_cached_tokens or 0,
-                prompt=self._prompt_tokens(request),
-                seed=request.reported_seed,
-            )
-        )
+        event = _event_without_token(request.sequences[0])
+        event.prompt = self._prompt_tokens(request)
+        event.seed = request.reported_seed
+        request.stream.put(event)
 
     def _close(
         self, request: ActiveRequest, reason: FinishReason | None, error: Exception | None
@@ -224,19 +218,11 @@ class Delivery:
             self.fail(request, EngineError("what the prompt is pooled to isn't finite"))
             return
         self._observe_first(sequence, now_s)
-        request.stream.put(
-            TokenEvent(
-                request_id=request.request_id,
-                choice=0,
-                token_id=-1,
-                text="",
-                num_prompt_tokens=sequence.num_prompt,
-                num_cached_tokens=request.num_cached_tokens or 0,
-                queue_seconds=request.queue_seconds,
-                finish_reason=FinishReason.POOLED,
-                pooled=pooled,
-            )
-        )
+        event = _event_without_token(sequence)
+        event.queue_seconds = request.queue_seconds
+        event.finish_reason = FinishReason.POOLED
+        event.pooled = pooled
+        request.stream.put(event)
         self._end_choice(sequence, FinishReason.POOLED, 0)
 
     def _end_choice(self, sequence: Sequence, reason: FinishReason, num_generated: int) -> None:
@@ -285,7 +271,8 @@ class Delivery:
         return tuple(TokenLogprob(token_id, text_of(token_id), value) for token_id, value in ranked)
 
 
-def _abort_event(sequence: Sequence) -> TokenEvent:
+def _event_without_token(sequence: Sequence) -> TokenEvent:
+    """Of a request as a whole, or of one choice's end."""
     return TokenEvent(
         request_id=sequence.request.request_id,
         choice=sequence.choice,
@@ -293,6 +280,4 @@ def _abort_event(sequence: Sequence) -> TokenEvent:
         text="",
         num_prompt_tokens=sequence.num_prompt,
         num_cached_tokens=sequence.request.num_cached_tokens or 0,
-        num_generated_tokens=sequence.num_generated,
-        finish_reason=FinishReason.ABORT,
     )

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lmi_core.engine.disk_blocks import DiskBlocks, open_disk_blocks
 from lmi_core.engine.fingerprint import FingerprintOf
-from lmi_core.engine.text_parts import TextParts
-from lmi_core.runners.load import load_runner
+from lmi_core.runners.load import load_runner, load_tokenizer
 from lmi_core.runners.runner import Runner
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.structured.library import load_library
@@ -20,6 +20,40 @@ from lmi_core.weights.gguf.directory import model_directory
 
 if TYPE_CHECKING:
     from lmi_core.models.loader import FoundModel
+
+
+class TextParts:
+    """What a model needs for texts, made in a thread while its weights are loaded. The library of
+    grammars holds the interpreter's lock for most of its time, which those who read and pack
+    weights don't need."""
+
+    def __init__(self, model: EngineConfig | FoundModel) -> None:
+        self._model = model
+        self._asked: tuple[int, tuple[int, ...]] | None = None
+        self._tokenizer: Future[Tokenizer] = Future()
+        self._library: Future[GrammarLibrary] = Future()
+
+    def begin(self, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+        """Once it is known what the model has; again: only if it is something else."""
+        asked = vocab_size, tuple(sorted(set(eos_token_ids)))
+        if asked != self._asked:
+            self._asked = asked
+            thread = ThreadPoolExecutor(1, thread_name_prefix="lmi-text")
+            self._tokenizer = thread.submit(load_tokenizer, self._model, vocab_size)
+            self._library = thread.submit(_library, self._tokenizer.result, *asked)
+            thread.shutdown(wait=False)  # it ends when both are there
+
+    def tokenizer(self) -> Tokenizer:
+        """Waits for it. Raises as ``load_tokenizer``."""
+        return self._tokenizer.result()
+
+    def library(self) -> GrammarLibrary:
+        """Waits for it. Raises as ``load_library``."""
+        return self._library.result()
+
+    def close(self) -> None:
+        """Make no library if it isn't begun. Idempotent."""
+        self._library.cancel()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,3 +122,9 @@ def load_parts(
         runner.close()
         raise
     return EngineParts(runner, tokenizer, files.eos_token_ids, fingerprint, disk, texts)
+
+
+def _library(
+    tokenizer: Callable[[], Tokenizer], vocab_size: int, eos_token_ids: Sequence[int]
+) -> GrammarLibrary:
+    return load_library(tokenizer(), vocab_size=vocab_size, eos_token_ids=eos_token_ids)

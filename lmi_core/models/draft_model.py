@@ -1,4 +1,4 @@
-"""The draft model of another one: what it is loaded with, and whether it can draft for it."""
+"""What drafts for a model: another one, loaded with what and of which vocabulary, or heads."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from lmi_core.errors import ModelError
-from lmi_core.models.draft_heads import has_draft_heads
+from lmi_core.models.eagle_head import EagleHead, find_eagle_head, has_eagle_head
+from lmi_core.models.medusa_heads import MedusaHeads, find_medusa_heads, has_medusa_heads
+from lmi_core.models.spec import DecoderSpec
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.text.tokenizer import Tokenizer
 from lmi_core.weights.checkpoint import Checkpoint
@@ -14,6 +16,20 @@ from lmi_core.weights.quantized.methods import objection
 
 FIELD = "draft_model"
 """What errors about it name."""
+
+DraftHeads = MedusaHeads | EagleHead
+
+
+def has_draft_heads(directory: Path) -> bool:
+    """Whether a directory holds heads, and no model."""
+    return has_medusa_heads(directory) or has_eagle_head(directory)
+
+
+def find_draft_heads(directory: Path, spec: DecoderSpec) -> DraftHeads:
+    """Check all but the weights of the heads in ``directory``. Raises ModelError."""
+    if has_medusa_heads(directory):
+        return find_medusa_heads(directory, spec)
+    return find_eagle_head(directory, spec)
 
 
 def draft_config(asked: EngineConfig) -> EngineConfig | None:

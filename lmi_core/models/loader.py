@@ -11,9 +11,13 @@ import numpy as np
 
 from lmi_core.errors import MissingExtraError, ModelError, UserError
 from lmi_core.models.decoder_weights import load_decoder, load_whole_head
-from lmi_core.models.draft_heads import DraftHeads, find_draft_heads
 from lmi_core.models.draft_model import FIELD as DRAFT_MODEL
-from lmi_core.models.draft_model import check_vocabulary, draft_config
+from lmi_core.models.draft_model import (
+    DraftHeads,
+    check_vocabulary,
+    draft_config,
+    find_draft_heads,
+)
 from lmi_core.models.eagle_head import EagleHead
 from lmi_core.models.expert_tensors import is_router, with_layout
 from lmi_core.models.family import spec_and_pooling, text_tensors
@@ -37,9 +41,8 @@ from lmi_core.models.weights import (
     answer_matrix,
     expected_shapes,
 )
-from lmi_core.settings.engine_config import DType, EngineConfig
+from lmi_core.settings.engine_config import DType, EngineConfig, check_max_model_len
 from lmi_core.settings.engine_config import Quantization as Quantize
-from lmi_core.settings.limits import check_max_model_len
 from lmi_core.settings.lora_config import LoraConfig
 from lmi_core.text.calibration_text import read_text
 from lmi_core.text.tokenizer import Tokenizer

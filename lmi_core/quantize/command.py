@@ -13,6 +13,7 @@ import numpy as np
 
 from lmi_core.calibration.layer_runs import LayerRuns
 from lmi_core.errors import UserError
+from lmi_core.json_file import read_json_object
 from lmi_core.local_model import open_local_model
 from lmi_core.models.expert_tensors import expert_mlps, expert_shapes, router_modules
 from lmi_core.models.linears import latent_linears, layer_linears
@@ -32,7 +33,6 @@ from lmi_core.text.tokenizer import Tokenizer
 from lmi_core.units import megabytes
 from lmi_core.weights.float_tensors import FLOAT_DTYPES, read_array
 from lmi_core.weights.gguf.names import PATTERN
-from lmi_core.weights.hf_config import read_json_object
 from lmi_core.weights.quantized.settings import KEY
 
 ALL_FORMATS = (*FORMATS, *MIXES)

@@ -23,6 +23,8 @@ Quantization = Literal[
     "bitsandbytes-nf4", "bitsandbytes-fp4", "eetq", "smoothquant",
 ]  # fmt: skip
 
+BLOCK_MULTIPLE = 16
+"""Of tokens in a KV block: what attention kernels read at once."""
 _CPU_QUANTIZE = ("bitsandbytes-nf4", "bitsandbytes-fp4")
 _LEAST = {
     "max_model_len": 1,
@@ -205,3 +207,20 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise UserError(f"{name} is {value}, but must be at least {least}", field=name)
+
+
+def is_too_long(max_model_len: int | None, num_positions: int | None) -> bool:
+    """Whether more tokens are asked for than a model has positions; None: nothing is, or nobody
+    knows."""
+    if max_model_len is None or num_positions is None:
+        return False
+    return max_model_len > num_positions
+
+
+def check_max_model_len(max_model_len: int | None, num_positions: int | None) -> None:
+    """Raise UserError if it is too long."""
+    if is_too_long(max_model_len, num_positions):
+        raise UserError(
+            f"max_model_len={max_model_len} is longer than the model's {num_positions} positions",
+            field="max_model_len",
+        )

@@ -17,11 +17,11 @@ import numpy.typing as npt
 import tokenizers
 
 from lmi_core.errors import ModelError, UserError
+from lmi_core.json_file import read_json
 from lmi_core.sandbox.pool import Limits, shared_pool
 from lmi_core.text.added_tokens import AddedTokens
 from lmi_core.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
 from lmi_core.text.framed_text import FramedText, Truncate, WholeText, kept_places
-from lmi_core.text.json_file import read_json
 from lmi_core.text.older_tokenizer import OLDER_FILES, has_older_tokenizer, older_tokenizer
 from lmi_core.text.prompt_errors import not_unicode, prompt_too_long
 from lmi_core.text.shortest_encoding import max_token_chars

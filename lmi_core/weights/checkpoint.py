@@ -8,9 +8,10 @@ from functools import cached_property
 from pathlib import Path
 
 from lmi_core.errors import ModelError
+from lmi_core.json_file import read_json_object
 from lmi_core.weights.content_digest import FileState
 from lmi_core.weights.gguf.names import PATTERN as GGUF_PATTERN
-from lmi_core.weights.hf_config import read_hf_config, read_json_object
+from lmi_core.weights.hf_config import read_hf_config
 from lmi_core.weights.quantized.settings import QuantizationSettings, read_settings
 from lmi_core.weights.safetensors_file import TensorInfo, read_header
 from lmi_core.weights.torch_file import read_torch_file

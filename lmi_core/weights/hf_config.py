@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 import sys
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lmi_core.errors import ModelError
+from lmi_core.json_file import read_json_object
 
 _MAX_INTEGER = 2**31 - 1
 """What the native code counts with."""
@@ -157,25 +157,6 @@ def check_directory(directory: Path) -> None:
         "tokenizer.json",
         field="model",
     )
-
-
-def read_json_object(path: Path) -> dict[str, Any]:
-    """A file's JSON object, or ModelError."""
-    try:
-        values = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise ModelError(
-            f"{path} is missing: a model directory needs it", field=path.name
-        ) from None
-    except OSError as error:
-        raise ModelError(f"{path} can't be read: {error.strerror}", field=path.name) from error
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"{path} is not valid JSON: {error}", field=path.name) from error
-    if not isinstance(values, dict):
-        raise ModelError(
-            f"{path} must hold a JSON object, found {type(values).__name__}", field=path.name
-        )
-    return values
 
 
 def _token_ids(path: Path, key: str, values: dict[str, Any]) -> list[int]:

@@ -115,7 +115,8 @@ def test_what_runs_beside_the_builds_needs_nothing_built(tmp_path: Path) -> None
 def test_a_start_is_measured_beyond_reading(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("OPTION_DEVICE", "torch-cpu")
+    # The other device's start is the next test's: importing torch is most of it.
+    monkeypatch.setenv("OPTION_DEVICE", "cpu")
     shape = shapes.GPU_SHAPES["near-zero"]
     model = make_checkpoint(shape, tmp_path / "model", make=ready.make_tensor)
     row = ready.measure_start(model)

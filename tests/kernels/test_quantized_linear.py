@@ -5,6 +5,7 @@ import pytest
 
 from lmi_core import _native
 from tests.kernels.bf16 import as_float, to_bf16
+from tests.kernels.products import assert_products, assert_same_bits
 
 kernels = _native.kernels
 LinearWeight = _native.LinearWeight
@@ -118,15 +119,8 @@ def test_int4_integers_are_exact(level, group_size):
 def test_matches_reference(level, name, num_inputs, num_outputs):
     rng = np.random.default_rng(num_inputs * 1000 + num_outputs)
     weight = LinearWeight.pack([normal(rng, num_outputs, num_inputs)], **FORMATS[name])
-    w = weight.unpack().astype(np.float64)
     for num_rows in (1, 2, 3, 4, 5, 6, 7, 12, 13, 31, 67):
-        x = normal(rng, num_rows, num_inputs)
-        rows = kernels.quantize_rows(level, x, group_size=weight.group_size)
-        q, scales, _ = read_rows(rows, num_inputs, weight.group_size)
-        rounded = q * scales[:, None].astype(np.float64)
-        y = kernels.linear(level, x, weight)
-        bound = 1e-6 * (np.abs(rounded) @ np.abs(w).T) + 1e-9
-        assert np.all(np.abs(y - rounded @ w.T) <= bound)
+        assert_products(level, normal(rng, num_rows, num_inputs), weight, read_rows)
 
 
 @every_level
@@ -138,16 +132,9 @@ def test_same_bits_whatever_the_batch(level, name, gated):
     weight = LinearWeight.pack(parts, gated=gated, **FORMATS[name])
     options = {"activation": "silu"} if gated else {}
     x = to_bf16(normal(rng, 260, 3203))
-    everything = kernels.linear(level, x, weight, **options)
-    for i in range(0, 70, 7):
-        alone = kernels.linear(level, x[i : i + 1], weight, **options)
-        assert np.array_equal(everything[i : i + 1], alone)
-    for num_rows in (2, 5, 6, 7, 11, 32, 96, 97, 200):
-        for num_threads, stride in ((1, 1), (2, 7), (16, 5)):
-            y = kernels.linear(
-                level, x[:num_rows], weight, num_threads=num_threads, stride=stride, **options
-            )
-            assert np.array_equal(y, everything[:num_rows])
+    singles = [slice(i, i + 1) for i in range(0, 70, 7)]
+    parts = [slice(num_rows) for num_rows in (2, 5, 6, 7, 11, 32, 96, 97, 200)]
+    assert_same_bits(level, x, weight, singles + parts, **options)
 
 
 @every_level

@@ -5,6 +5,7 @@ import pytest
 
 from lmi_core import _native
 from tests.kernels.bf16 import as_float, to_bf16
+from tests.kernels.products import assert_products, assert_same_bits
 
 kernels = _native.kernels
 LinearWeight = _native.LinearWeight
@@ -134,15 +135,9 @@ def test_products(level, name, num_inputs, num_outputs):
     rng = np.random.default_rng(num_inputs)
     w = rng.standard_normal((num_outputs, num_inputs), dtype=np.float32)
     weight = LinearWeight.pack([w], **FORMATS[name])
-    w = weight.unpack().astype(np.float64)
     for num_rows in (1, 2, 3, 5, 6, 13, 31):
         x = rows_with_outliers(num_rows, num_inputs, 100, seed=num_rows)
-        rows = kernels.quantize_rows(level, x, group_size=weight.group_size)
-        q, scales, _ = read_rows(rows, num_inputs, weight.group_size)
-        rounded = q * scales[:, None].astype(np.float64)
-        y = kernels.linear(level, x, weight)
-        bound = 1e-6 * (np.abs(rounded) @ np.abs(w).T) + 1e-9
-        assert np.all(np.abs(y - rounded @ w.T) <= bound)
+        assert_products(level, x, weight, read_rows)
 
 
 @every_format
@@ -157,16 +152,9 @@ def test_same_bits_whatever_the_batch(level, name, gated):
     x = rows_with_outliers(210, 1603, 100)
     x[100:, 17:1000:200] *= 300
     x = to_bf16(x)
-    everything = kernels.linear(level, x, weight, **options)
-    for i in range(0, 210, 13):
-        alone = kernels.linear(level, x[i : i + 1], weight, **options)
-        assert np.array_equal(everything[i : i + 1], alone)
-    for num_rows in (5, 6, 11, 97, 200):
-        for num_threads, stride in ((1, 1), (2, 7), (16, 5)):
-            y = kernels.linear(
-                level, x[-num_rows:], weight, num_threads=num_threads, stride=stride, **options
-            )
-            assert np.array_equal(y, everything[-num_rows:])
+    singles = [slice(i, i + 1) for i in range(0, 210, 13)]
+    parts = [slice(-num_rows, None) for num_rows in (5, 6, 11, 97, 200)]
+    assert_same_bits(level, x, weight, singles + parts, **options)
 
 
 @every_level

@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 
 from lmi_core.demo import MODEL_DIR
-from lmi_core.engine import text_parts
+from lmi_core.engine import parts
 from lmi_core.engine.engine import Engine
 from lmi_core.engine.outputs import FinishReason, TokenEvent
 from lmi_core.engine.sampling_params import SamplingParams
@@ -126,13 +126,13 @@ def test_regex_choice_and_free_json() -> None:
 def test_a_model_is_ready_with_its_vocabulary_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading it holds the interpreter's lock, which no request may meet."""
     made: list[bool] = []
-    real = text_parts.load_library
+    real = parts.load_library
 
     def load(*given: Any, **named: Any) -> Any:
         made.append(is_ready)
         return real(*given, **named)
 
-    monkeypatch.setattr(text_parts, "load_library", load)
+    monkeypatch.setattr(parts, "load_library", load)
     is_ready = False
 
     async def use() -> None:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from lmi_core.config.paths import is_file
 from lmi_core.errors import ModelError
+from lmi_core.json_file import read_json_object
 from lmi_core.weights.checkpoint import read_checkpoint
-from lmi_core.weights.hf_config import check_directory, read_json_object
+from lmi_core.weights.hf_config import check_directory
 
 Check = Callable[[Path], None]
 """Raises ModelError, naming the file, for a directory whose files can't be loaded."""

@@ -17,8 +17,7 @@ from lmi_core.config.table.effect import converted, effect_of_value
 from lmi_core.config.table.option import Outcome
 from lmi_core.config.targets.lengths import sum_of_lengths
 from lmi_core.errors import ModelError, UserError
-from lmi_core.settings.engine_config import EngineConfig
-from lmi_core.settings.limits import BLOCK_MULTIPLE, is_too_long
+from lmi_core.settings.engine_config import BLOCK_MULTIPLE, EngineConfig, is_too_long
 from lmi_core.settings.placement import Placement
 from lmi_core.settings.speculation_config import SpeculationConfig
 from lmi_core.settings.transformers_config import TransformersConfig

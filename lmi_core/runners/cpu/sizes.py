@@ -12,8 +12,7 @@ from lmi_core.models.kv_scales import LayerScales
 from lmi_core.models.spec import DecoderSpec
 from lmi_core.runners.cpu.core_groups import num_own_cores
 from lmi_core.runners.step_memory import StepSizes
-from lmi_core.settings.engine_config import EngineConfig
-from lmi_core.settings.limits import BLOCK_MULTIPLE
+from lmi_core.settings.engine_config import BLOCK_MULTIPLE, EngineConfig
 from lmi_core.weights.formats import WeightFormat
 
 if TYPE_CHECKING:

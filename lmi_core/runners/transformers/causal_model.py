@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lmi_core.errors import ModelError
-from lmi_core.settings.limits import check_max_model_len
+from lmi_core.settings.engine_config import check_max_model_len
 
 if TYPE_CHECKING:
     import torch

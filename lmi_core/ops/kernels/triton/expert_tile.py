@@ -49,3 +49,35 @@ def product_rows(
     if IS_BY_TOKEN:
         source = tl.load(token_rows_ptr + rows, mask=is_row, other=0)
     return expert, rows, source, is_row
+
+
+@triton.jit
+def store_panels(
+    sums,
+    y_ptr,
+    bias_ptr,
+    expert,
+    rows,
+    is_row,
+    panel,
+    lane,
+    num_panels,
+    num_outputs,
+    HAS_BIAS: tl.constexpr,
+    IS_GATED: tl.constexpr,
+):
+    """Add the bias to products [rows, columns] and store them: of each column the ``panel`` and its
+    ``lane`` of 16, where panels of gates and of what they gate alternate if IS_GATED."""
+    if IS_GATED:
+        half = num_outputs // 2
+        in_part = panel // 2 * 16 + lane
+        output = panel % 2 * half + in_part
+        is_output = (panel < num_panels) & (in_part < half)
+    else:
+        output = panel * 16 + lane
+        is_output = (panel < num_panels) & (output < num_outputs)
+    if HAS_BIAS:
+        at = bias_ptr + expert * num_outputs + output
+        sums += tl.load(at, mask=is_output, other=0.0)[None, :]
+    y_at = y_ptr + rows.to(tl.int64)[:, None] * num_outputs + output[None, :]
+    tl.store(y_at, sums, mask=is_row & is_output[None, :])

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lmi_core.ops.device import packed_weight
 from lmi_core.ops.device.packed_weight import HEADER_BYTES, PackedWeight
-from lmi_core.ops.kernels.triton.expert_tile import own_place, product_rows
+from lmi_core.ops.kernels.triton.expert_tile import own_place, product_rows, store_panels
 from lmi_core.ops.kernels.triton.linear_unpacked import STEP_INPUTS, linear_unpacked
 
 BLOCK_PANELS = 2
@@ -107,7 +107,6 @@ def _linear_packed_kernel(
     block, tile = own_place(num_panels, BLOCK_PANELS)
     panel = block * BLOCK_PANELS + columns // 16
     lane = columns % 16
-    is_panel = panel < num_panels
     # A panel past the last reads the last one; its outputs are not stored.
     base = tl.minimum(panel, num_panels - 1).to(tl.int64) * panel_bytes
     expert, rows, source, is_there = product_rows(
@@ -142,16 +141,7 @@ def _linear_packed_kernel(
             product = tl.dot(x, weights.to(x.dtype), input_precision="ieee")
         sums += product * tl.load(halves_ptr + header_at).to(tl.float32)[None, :]
 
-    if IS_GATED:
-        half = num_outputs // 2
-        in_part = panel // 2 * 16 + lane
-        output = panel % 2 * half + in_part
-        is_output = is_panel & (in_part < half)
-    else:
-        output = panel * 16 + lane
-        is_output = is_panel & (output < num_outputs)
-    if HAS_BIAS:
-        at = bias_ptr + expert * num_outputs + output
-        sums += tl.load(at, mask=is_output, other=0.0)[None, :]
-    y_at = y_ptr + rows.to(tl.int64)[:, None] * num_outputs + output[None, :]
-    tl.store(y_at, sums, mask=is_row & is_output[None, :])
+    store_panels(
+        sums, y_ptr, bias_ptr, expert, rows, is_row, panel, lane, num_panels, num_outputs,
+        HAS_BIAS, IS_GATED,
+    )  # fmt: skip

@@ -16,7 +16,7 @@ from torch import Tensor
 from lmi_core.ops.device.packed_weight import HEADER_BYTES, PackedWeight
 from lmi_core.ops.device.quantized_rows import QuantizedRows
 from lmi_core.ops.kernels.triton.codes import widened
-from lmi_core.ops.kernels.triton.expert_tile import own_place, product_rows
+from lmi_core.ops.kernels.triton.expert_tile import own_place, product_rows, store_panels
 from lmi_core.ops.kernels.triton.row_codes import quantize_rows
 
 BLOCK_INPUTS = 128
@@ -159,7 +159,6 @@ def _linear_quantized_kernel(
     block, tile = own_place(num_panels, BLOCK_PANELS)
     panel = block * BLOCK_PANELS + columns // 16
     lane = columns % 16
-    is_panel = panel < num_panels
     # A panel past the last reads the last one; its outputs are not stored.
     base = tl.minimum(panel, num_panels - 1).to(tl.int64) * panel_bytes
     expert, rows, source, is_there = product_rows(
@@ -209,16 +208,7 @@ def _linear_quantized_kernel(
             )
         y = total * (scales[None, :] * row_scales[:, None])
 
-    if IS_GATED:
-        half = num_outputs // 2
-        in_part = panel // 2 * 16 + lane
-        output = panel % 2 * half + in_part
-        is_output = is_panel & (in_part < half)
-    else:
-        output = panel * 16 + lane
-        is_output = is_panel & (output < num_outputs)
-    if HAS_BIAS:
-        at = bias_ptr + expert * num_outputs + output
-        y += tl.load(at, mask=is_output, other=0.0)[None, :]
-    y_at = y_ptr + rows.to(tl.int64)[:, None] * num_outputs + output[None, :]
-    tl.store(y_at, y, mask=is_row & is_output[None, :])
+    store_panels(
+        y, y_ptr, bias_ptr, expert, rows, is_row, panel, lane, num_panels, num_outputs,
+        HAS_BIAS, IS_GATED,
+    )  # fmt: skip

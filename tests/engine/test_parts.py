@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from lmi_core.demo import MODEL_DIR
-from lmi_core.engine.parts import load_parts
-from lmi_core.engine.text_parts import TextParts
+from lmi_core.engine import parts as engine_parts
+from lmi_core.engine.parts import TextParts, load_parts
 from lmi_core.errors import MissingExtraError, ModelError
 from lmi_core.runners.cpu import cpu_runner
 from lmi_core.settings.engine_config import EngineConfig
@@ -30,11 +30,9 @@ def test_they_are_begun_before_the_weights_are_loaded(monkeypatch: pytest.Monkey
         done.append("tokenizer")
         return tokenizer(*arguments)
 
-    from lmi_core.engine import text_parts
-
-    tokenizer = text_parts.load_tokenizer
+    tokenizer = engine_parts.load_tokenizer
     monkeypatch.setattr(cpu_runner, "_load", loaded)
-    monkeypatch.setattr(text_parts, "load_tokenizer", submitted)
+    monkeypatch.setattr(engine_parts, "load_tokenizer", submitted)
     parts = load_parts(CONFIG, has_fingerprint=False)
     try:
         assert sorted(done) == ["tokenizer", "weights"]  # once each
