@@ -93,7 +93,9 @@ class SamplingInputs:
 
         def edits(name: str) -> Any:
             indices, *values = rows[name]
-            return (has_row[indices].astype(np.int32), *values)
+            if len(has_row) < len(sampling_rows):
+                indices = has_row[indices].astype(np.int32)
+            return (indices, *values)
 
         is_target = target_ids >= 0
         num_top = np.clip(spread("num_logprobs", 0), 0, max_logprobs)
