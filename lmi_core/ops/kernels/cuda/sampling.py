@@ -109,7 +109,7 @@ def _sample(
 
 
 def _packed_rows(
-    inputs: SamplingInputs, masked_rows: npt.NDArray[np.int32], struct: type
+    inputs: SamplingInputs, masked_rows: npt.NDArray[np.int32], struct: Any
 ) -> npt.NDArray[Any]:
     rows = np.zeros(len(inputs.num_top), np.dtype(struct))
     for name in set(rows.dtype.names or ()) - {"mask", "target_id", "num_top"}:
