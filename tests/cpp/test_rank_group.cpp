@@ -10,7 +10,7 @@
 namespace lmi {
 namespace {
 
-constexpr RankSizes kSizes = {.num_ranks = 2};
+constexpr RankSizes kSizes = {.num_ranks = 2, .capacity = {}};
 
 // A reader that spins comes between the two if they are in another order, once in some groups.
 TEST(rank_group_has_a_reason_as_soon_as_it_is_lost) {
