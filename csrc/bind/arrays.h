@@ -5,8 +5,10 @@
 #include <pybind11/pybind11.h>
 
 #include <iterator>
+#include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/check.h"
@@ -87,6 +89,18 @@ template <typename T>
 pybind11::array_t<T> array_view(std::vector<pybind11::ssize_t> shape, const T* data,
                                 pybind11::handle owner) {
   return pybind11::array_t<T>(std::move(shape), data, owner);
+}
+
+// A numpy array that keeps the items, which aren't copied.
+template <typename T>
+pybind11::array_t<T> array_of(std::vector<T>&& items) {
+  auto kept = std::make_unique<std::vector<T>>(std::move(items));
+  const T* data = kept->data();
+  const auto size = static_cast<pybind11::ssize_t>(kept->size());
+  const pybind11::capsule owner(kept.get(),
+                                [](void* p) { delete static_cast<std::vector<T>*>(p); });
+  (void)kept.release();
+  return pybind11::array_t<T>(size, data, owner);
 }
 
 // A table of rows; format: "", or the type of blocks that its bytes are.

@@ -10,6 +10,7 @@ void bind_cpu(pybind11::module_& m);
 void bind_cpu_bench(pybind11::module_& kernels);
 void bind_cpu_paged(pybind11::module_& m);
 void bind_kv(pybind11::module_& m);
+void bind_sampling(pybind11::module_& m);
 void bind_step(pybind11::module_& m);
 void bind_weight(pybind11::module_& m);
 void bind_graph(pybind11::module_& m);

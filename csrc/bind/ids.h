@@ -1,11 +1,13 @@
 // Lists of ids between Python and C++, without pybind11's per-element casters.
 #pragma once
 
+#include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 
 #include <cstdint>
 #include <limits>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "common/check.h"
@@ -28,6 +30,22 @@ inline std::vector<int32_t> ids_from_python(pybind11::handle ids) {
     result[i] = static_cast<int32_t>(value);
   }
   return result;
+}
+
+// An array of integers, which is copied at once, or any sequence of ints; raises as
+// ids_from_python, and Error for arrays of anything else.
+inline std::vector<int32_t> ids_from_array(const pybind11::object& ids) {
+  namespace py = pybind11;
+  if (!py::isinstance<py::array>(ids)) return ids_from_python(ids);
+  const auto array = py::reinterpret_borrow<py::array>(ids);
+  const char kind = array.dtype().kind();
+  LMI_CHECK((kind == 'i' || kind == 'u') && array.ndim() == 1, "ids are an array of integers, not ",
+            std::string(py::str(array.dtype())), " of ", array.ndim(), " dimensions");
+  if (py::array_t<int32_t, py::array::c_style>::check_(ids)) {
+    const auto* data = static_cast<const int32_t*>(array.data());
+    return {data, data + array.size()};
+  }
+  return ids_from_python(array.attr("tolist")());
 }
 
 inline pybind11::list ids_to_python(std::span<const int32_t> ids) {

@@ -6,6 +6,7 @@ PYBIND11_MODULE(_native, m) {
   lmi::bind_cpu(m);
   lmi::bind_cpu_paged(m);
   lmi::bind_kv(m);
+  lmi::bind_sampling(m);
   lmi::bind_step(m);
   lmi::bind_weight(m);
   lmi::bind_lora(m);

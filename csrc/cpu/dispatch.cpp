@@ -33,7 +33,7 @@ struct BuiltLevel {
 constexpr BuiltLevel kBuilt[] = {LMI_BUILT_LEVELS(LMI_LEVEL_ENTRY)};
 #undef LMI_LEVEL_ENTRY
 
-#if LMI_VECTOR_LEVELS && defined(__x86_64__)
+#if defined(__x86_64__)
 
 struct Registers {
   uint32_t eax = 0, ebx = 0, ecx = 0, edx = 0;
@@ -83,7 +83,7 @@ bool has_avx512_bf16() {
   return has_avx512_vnni() && has_bits(cpuid(7, 1).eax, kBf16);
 }
 
-#elif LMI_VECTOR_LEVELS && defined(__aarch64__)
+#elif defined(__aarch64__)
 
 // Bits of AT_HWCAP and AT_HWCAP2 as in Linux' asm/hwcap.h, which old systems' headers lack.
 bool has_neon() { return (getauxval(AT_HWCAP) & 1ul << 1) != 0; }
@@ -105,16 +105,16 @@ struct Level {
   bool (*runs_here)();
 };
 
-// Those of this processor's kind, worst first.
+// Those of this processor's kind, worst first, built or not.
 constexpr Level kLevels[] = {
     {InstructionSet::kScalar, "scalar", has_anything},
-#if LMI_VECTOR_LEVELS && defined(__x86_64__)
+#if defined(__x86_64__)
     {InstructionSet::kAvx2, "avx2", has_avx2},
     {InstructionSet::kAvx2Vnni, "avx2_vnni", has_avx2_vnni},
     {InstructionSet::kAvx512, "avx512", has_avx512},
     {InstructionSet::kAvx512Vnni, "avx512_vnni", has_avx512_vnni},
     {InstructionSet::kAvx512Bf16, "avx512_bf16", has_avx512_bf16},
-#elif LMI_VECTOR_LEVELS && defined(__aarch64__)
+#elif defined(__aarch64__)
     {InstructionSet::kNeon, "neon", has_neon},
     {InstructionSet::kNeonDotprod, "neon_dotprod", has_neon_dotprod},
     {InstructionSet::kNeonBf16, "neon_bf16", has_neon_bf16},

@@ -3,10 +3,10 @@
 // A kernel is a pair of functions over an argument struct. num_chunks says into how many
 // independent pieces the work falls for the present counts; run does one piece, and is told the
 // same num_threads so that it can find the piece's bounds again. Threads take
-// chunks from an atomic counter, in any order, so a chunk must not depend on another (where one
-// does, e.g. merging attention partitions, the last one to arrive does the joint work in a fixed
-// order). Kernels allocate nothing, throw nothing and read no clock. Results depend on a row's own
-// inputs only, never on the number of rows, chunks or threads (the rules of bitwise invariance).
+// chunks from an atomic counter, in any order, so a chunk must not wait for another (attention's
+// spans are folded in their order, by whoever finds the next one there). Kernels allocate nothing,
+// throw nothing and read no clock. Results depend on a row's own inputs only, never on the number
+// of rows, chunks or threads (the rules of bitwise invariance).
 #pragma once
 
 #include <cstdint>

@@ -27,6 +27,9 @@ constexpr int64_t kStepSpinNs = 150'000;
 constexpr int kMaxLongWaits = 2;
 constexpr int kPausesPerClockRead = 32;
 constexpr size_t kMaxReason = 512;
+// A process that is killed while it writes the reason keeps others from saying that it is lost so
+// long at most.
+constexpr int64_t kReasonNs = 50'000'000;
 
 int64_t align_up(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
@@ -34,11 +37,12 @@ int64_t align_up(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment *
 
 struct RankGroup::Header {
   enum State : uint32_t { kOpen, kClosed, kLost };
+  enum Reason : uint32_t { kNone, kBeingWritten, kWritten };
 
   alignas(64) std::atomic<uint32_t> epoch;  // futex word
   std::atomic<uint32_t> num_sleeping;
   std::atomic<uint32_t> state;
-  std::atomic<uint32_t> has_reason;
+  std::atomic<uint32_t> reason_state;
   char reason[kMaxReason];
   alignas(64) std::atomic<uint32_t> num_steps;
   uint32_t num_orders;
@@ -231,18 +235,22 @@ void RankGroup::wait_until_over() const {
 }
 
 void RankGroup::lose(const std::string& why) {
+  uint32_t is_there = Header::kNone;
+  if (header_->reason_state.compare_exchange_strong(is_there, Header::kBeingWritten)) {
+    std::memcpy(header_->reason, why.data(), std::min(why.size(), kMaxReason - 1));
+    header_->reason_state.store(Header::kWritten);
+  }
+  const int64_t end_ns = monotonic_ns() + kReasonNs;
+  while (header_->reason_state.load() != Header::kWritten && monotonic_ns() < end_ns) cpu_pause();
+  // Those who see that it is lost ask for the reason at once.
   uint32_t state = Header::kOpen;
-  if (!header_->state.compare_exchange_strong(state, Header::kLost)) return;
-  const size_t length = std::min(why.size(), kMaxReason - 1);
-  std::memcpy(header_->reason, why.data(), length);
-  header_->has_reason.store(1);
-  wake_all();
+  if (header_->state.compare_exchange_strong(state, Header::kLost)) wake_all();
 }
 
 bool RankGroup::is_lost() const { return header_->state.load() == Header::kLost; }
 
 std::string RankGroup::reason() const {
-  return header_->has_reason.load() != 0 ? header_->reason : "a rank is lost";
+  return header_->reason_state.load() == Header::kWritten ? header_->reason : "a rank is lost";
 }
 
 void RankGroup::close() {

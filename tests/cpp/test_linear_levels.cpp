@@ -10,6 +10,7 @@
 #include "check.h"
 #include "common/aligned_memory.h"
 #include "cpu/kernels.h"
+#include "cpu/unbuilt_levels.h"
 #include "graph/linear_weight.h"
 
 namespace lmi {
@@ -134,6 +135,18 @@ void expect_near(const std::vector<float>& got, const std::vector<float>& wanted
   }
   LMI_CHECK(error <= 2e-6 * most, name, " is off by ", error, " of ", most);
 }
+
+#if defined(__x86_64__)
+// Whatever the build has: this one may have the portable level alone.
+TEST(levels_that_run_here_are_built_or_named_as_left_out) {
+  const auto has_avx2 = [](const std::vector<cpu::InstructionSet>& levels) {
+    return std::count(levels.begin(), levels.end(), cpu::InstructionSet::kAvx2);
+  };
+  const bool runs_here = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  EXPECT_EQ(has_avx2(cpu::available_instruction_sets()) + has_avx2(cpu::unbuilt_instruction_sets()),
+            runs_here ? 1 : 0);
+}
+#endif
 
 TEST(linears_of_all_levels_are_near_each_other) {
   for (const Case& test : linear_cases()) {

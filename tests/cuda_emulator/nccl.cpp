@@ -24,7 +24,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <random>
 #include <thread>
 
 using lmi::cuda::nccl::Id;
@@ -147,10 +146,12 @@ Communicator& of(void* communicator) { return *static_cast<Communicator*>(commun
 
 #define EXPORTED extern "C" __attribute__((visibility("default")))
 
+// The memory has no name that would outlive the processes: others open it by this one's descriptor.
 EXPORTED int ncclGetUniqueId(Id* id) {
-  std::random_device random;
+  const int file = memfd_create("lmi-nccl", MFD_CLOEXEC);
+  if (file < 0 || ftruncate(file, sizeof(Shared)) != 0) return kSystemError;
   std::memset(id, 0, sizeof(*id));
-  std::snprintf(id->bytes, sizeof(id->bytes), "/lmi-nccl-%08x%08x", random(), random());
+  std::snprintf(id->bytes, sizeof(id->bytes), "/proc/%d/fd/%d", getpid(), file);
   return 0;
 }
 
@@ -159,8 +160,8 @@ EXPORTED int ncclCommInitRank(void** made, int num_ranks, Id id, int rank) {
     return kInvalidArgument;
   }
   if (dies(rank)) (void)raise(SIGKILL);
-  const int file = shm_open(id.bytes, O_RDWR | O_CREAT, 0600);
-  if (file < 0 || ftruncate(file, sizeof(Shared)) != 0) return kSystemError;
+  const int file = open(id.bytes, O_RDWR | O_CLOEXEC);
+  if (file < 0) return kSystemError;
   void* memory = mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
   (void)close(file);
   if (memory == MAP_FAILED) return kSystemError;
@@ -169,7 +170,11 @@ EXPORTED int ncclCommInitRank(void** made, int num_ranks, Id id, int rank) {
   communicator->shared->processes[rank] = getpid();
   *made = communicator;
   const bool are_there = communicator->meet();
-  if (rank == 0) (void)shm_unlink(id.bytes);
+  int maker = -1, made_file = -1;
+  if (are_there && std::sscanf(id.bytes, "/proc/%d/fd/%d", &maker, &made_file) == 2 &&
+      maker == getpid()) {
+    (void)close(made_file);
+  }
   return are_there ? 0 : kRemoteError;
 }
 

@@ -338,8 +338,9 @@ def test_watermarks_are_as_the_native_sampler_has_them() -> None:
     assert (result.token_ids != unmarked.token_ids).any()
 
 
-def test_rows_do_not_touch_each_other() -> None:
-    """Different rules side by side give what they give alone."""
+def test_rows_do_not_touch_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Different rules side by side give what they give alone, in whichever sampler has them."""
+    monkeypatch.setattr("lmi_core.ops.kernels.cuda.sampling.MAX_TOP", 6)
     vocab = 64
     rows = [
         {},
@@ -348,6 +349,10 @@ def test_rows_do_not_touch_each_other() -> None:
         {"temperature": 0.7, "top_p": 0.5, "seed": 3, "num_logprobs": 4},
         {"temperature": 1.5, "typical_p": 0.6, "seed": 4},
         {"banned_ids": [1, 2, 3], "logit_bias": [(5, 10.0)], "num_logprobs": 1},
+        {"temperature": 1.0, "epsilon_cutoff": 0.05, "seed": 5, "num_logprobs": 2},
+        {"temperature": 1.0, "eta_cutoff": 0.05, "seed": 6, "banned_ids": [7]},
+        {"temperature": 0.8, "prompt_reward": 2.0, "prompt_ids": [4, 9], "seed": 7},
+        {"temperature": 0.9, "num_logprobs": 8, "seed": 8},
     ]
     logits = random_logits(len(rows), vocab, seed=3)
     together = sample_rows(logits, rows)
@@ -358,7 +363,11 @@ def test_rows_do_not_touch_each_other() -> None:
         alone = sampler.run(logits[row : row + 1])
         assert alone.token_ids[0] == together.token_ids[row]
         assert alone.logprobs[0] == together.logprobs[row]
-        assert alone.num_top[0] == together.num_top[row]
+        num_top = alone.num_top[0]
+        assert num_top == together.num_top[row]
+        for name in ("top_ids", "top_logprobs"):
+            wanted = getattr(alone, name)[0, :num_top].tolist()
+            assert getattr(together, name)[row, :num_top].tolist() == wanted
 
 
 def test_targets_and_rows_that_sample_nothing() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from contextlib import ExitStack, closing
 from dataclasses import replace
 
 import numpy as np
@@ -132,23 +133,26 @@ def test_a_rank_that_does_not_sample_has_no_results() -> None:
 
 
 def test_the_end_of_ranks_waits_for_graphs_and_nobody_for_it() -> None:
-    ranks, steps = NcclRanks(make_id(), 0, 1, CPU), recorded()
-    steps.list.capture(1, 0)
-    ending = ranks.abort()
-    ending.join(0.05)
-    assert ending.is_alive()
-    late = StepList(SIZES, CPU)
-    late.add("share_tokens", "L", late.library.interface.kernels["share_tokens"](ranks.address))
-    late.start()
-    worker = _native.DeviceWorker(str(late.library.path), late.address)
-    step = native_step()
-    step.add([3], 0, 0, 0, "last")
-    with pytest.raises(RuntimeError, match="token ids: another rank is lost"):
-        worker.run(step)
-    worker.close()
-    late.close()
-    steps.close()
-    ranks.close()
+    with ExitStack() as opened:
+        ranks = opened.enter_context(closing(NcclRanks(make_id(), 0, 1, CPU)))
+        steps = opened.enter_context(closing(recorded()))
+        steps.list.capture(1, 0)
+        ending = ranks.abort()
+        late = opened.enter_context(closing(StepList(SIZES, CPU)))
+        late.add("share_tokens", "L", late.library.interface.kernels["share_tokens"](ranks.address))
+        late.start()
+        worker = _native.DeviceWorker(str(late.library.path), late.address)
+        opened.callback(worker.close)
+        step = native_step()
+        step.add([3], 0, 0, 0, "last")
+
+        def run_on() -> None:
+            while True:  # the end may not have begun
+                worker.run(step)
+
+        with pytest.raises(RuntimeError, match="token ids: another rank is lost"):
+            run_on()
+        assert ending.is_alive()
     assert not ending.is_alive()
 
 

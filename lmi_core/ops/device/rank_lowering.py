@@ -16,7 +16,7 @@ from lmi_core.ops.graph import Graph, Handle, LinearWeight, SlicedWeight
 
 class RankLowering(StepLowering):
     """``graph`` of rank ``rank``, of which each has the logits from its place in ``first_columns``
-    on, up to the next one's."""
+    on, up to the next one's. A bias is rank 0's: its product has it before ranks add theirs."""
 
     def __init__(
         self,

@@ -35,8 +35,11 @@ class RankedGraph(EagerGraph):
         self._ranks = ranks
         super().__init__(graph, kernels, device)
 
-    def _sum(self, part: Tensor) -> Tensor:
+    def _sum(self, part: Tensor, bias: Tensor | None = None) -> Tensor:
+        """``bias``: rank 0's product has it, as in a step list (``RankLowering``)."""
         first, *others = self._ranks.gather(part)
+        if bias is not None:
+            first = first + bias
         for other in others:
             first = first + other
         return first
@@ -60,8 +63,7 @@ class RankedGraph(EagerGraph):
             if table is not None:
                 [linear_id] = linear_ids
                 own = self._adapted(replay, x, own, table, linear_id)
-            result = self._sum(own)
-            return result if bias is None else result + bias
+            return self._sum(own, bias)
 
         return self._added(y, summed, residual)
 

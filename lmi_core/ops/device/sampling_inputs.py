@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
 import numpy as np
@@ -93,7 +93,9 @@ class SamplingInputs:
 
         def edits(name: str) -> Any:
             indices, *values = rows[name]
-            return (has_row[indices].astype(np.int32), *values)
+            if len(has_row) < len(sampling_rows):
+                indices = has_row[indices].astype(np.int32)
+            return (indices, *values)
 
         is_target = target_ids >= 0
         num_top = np.clip(spread("num_logprobs", 0), 0, max_logprobs)
@@ -131,6 +133,21 @@ class SamplingInputs:
             },
         )
 
+    def of_rows(self, rows: npt.NDArray[np.intp]) -> SamplingInputs:
+        """What the logit rows ``rows``, ascending, ask for."""
+        places = np.full(len(self.target_ids), -1, np.int32)
+        places[rows] = np.arange(len(rows), dtype=np.int32)
+
+        def part(whole: tuple[npt.NDArray[Any], ...]) -> Any:
+            own = places[whole[0]]
+            return own[own >= 0], *(values[own >= 0] for values in whole[1:])
+
+        chosen: dict[str, Any] = {"masks": lambda: part(self.masks())}
+        for name in (field.name for field in fields(self) if field.name != "masks"):
+            value = getattr(self, name)
+            chosen[name] = part(value) if isinstance(value, tuple) else value[rows]
+        return SamplingInputs(**chosen)
+
 
 def _drafts(step: _Step, logit_rows: npt.NDArray[np.intp]) -> list[list[int]]:
     """What each row counts as generated; empty if no row has drafts."""
@@ -158,6 +175,22 @@ class SamplingResults:
     top_logprobs: FloatArray
     num_top: IntArray
     """How many of them each row reports."""
+
+    def replaced(self, rows: npt.NDArray[np.intp], others: SamplingResults) -> SamplingResults:
+        """These, but for ``rows``, which ``others`` are."""
+        num_most = max(self.top_ids.shape[1], others.top_ids.shape[1])
+
+        def merged(name: str) -> Any:
+            own, other = getattr(self, name), getattr(others, name)
+            result = np.zeros((len(own), num_most)[: own.ndim], own.dtype)
+            for values, at in ((own, slice(None)), (other, rows)):
+                if own.ndim == 1:
+                    result[at] = values
+                else:
+                    result[at, : values.shape[1]] = values
+            return result
+
+        return SamplingResults(**{field.name: merged(field.name) for field in fields(self)})
 
     def write(self, step: _Results) -> None:
         """Into a step buffer."""

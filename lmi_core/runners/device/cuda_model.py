@@ -86,10 +86,12 @@ class CudaModel:
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()
 
-    def _build(self, num_tokens: int, scratch_block: int) -> RecordedSteps:
+    def _build(
+        self, num_tokens: int, scratch_block: int, *, is_captured: bool = True
+    ) -> RecordedSteps:
         config, sizes = self._config, self.sizes
         num_graph_rows = min(config.max_num_seqs, num_tokens, decode_graphs.MAX_GRAPH_ROWS)
-        is_captured = not config.enforce_eager
+        is_captured = is_captured and not config.enforce_eager
         return self._lowered.build(
             StepListSizes(
                 max_tokens=num_tokens,
@@ -117,7 +119,8 @@ class CudaModel:
         self._synchronize()
 
         def run_step(num_tokens: int) -> None:
-            with closing(self._build(num_tokens, 0)) as steps:
+            # The step's worker knows of no ranks: it mustn't capture what they would do together.
+            with closing(self._build(num_tokens, 0, is_captured=False)) as steps:
                 self._run_widest(steps, num_tokens)
 
         return measure(

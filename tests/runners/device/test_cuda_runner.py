@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,12 +28,15 @@ torch = pytest.importorskip("torch", exc_type=ImportError)
 
 from lmi_core.ops.device import step_lowering  # noqa: E402
 from lmi_core.ops.device.recorded_steps import Node, RecordedSteps  # noqa: E402
+from lmi_core.ops.device.step_list import StepListSizes  # noqa: E402
 from lmi_core.ops.graph import Graph  # noqa: E402
 from lmi_core.ops.kernels.cuda import (  # noqa: E402
     cublaslt,
     library,
 )
+from lmi_core.runners.device import cuda_model  # noqa: E402
 from lmi_core.runners.device.cuda_runner import CudaRunner  # noqa: E402
+from lmi_core.runners.device.device_runner import load_device_runner  # noqa: E402
 from tests.runners.device.cuda_harness import (  # noqa: E402
     CONFIG,
     CPP,
@@ -251,6 +255,29 @@ def test_a_failed_step_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
             await assert_nothing_leaked(engine)
 
     run(main())
+
+
+def test_only_lists_that_ranks_start_together_have_shapes_to_capture(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The worker that runs the widest step, while memory is measured, knows of no ranks."""
+    nothing, much = (lambda: 0), (lambda: 1 << 40)
+    gpu = SimpleNamespace(allocated_bytes=nothing, reserved_bytes=nothing, free_bytes=much)
+    gpu.peak_bytes = gpu.start_peak = nothing
+    gpu.total_bytes = much()
+    monkeypatch.setattr(cuda_model, "memory_of", lambda _: gpu)
+    shapes: list[bool] = []
+
+    def noted(**wanted: Any) -> StepListSizes:
+        shapes.append(bool(wanted["row_counts"] or wanted["key_counts"]))
+        return StepListSizes(**wanted)
+
+    monkeypatch.setattr(cuda_model, "StepListSizes", noted)
+    monkeypatch.setenv("LMI_OPS", CPP)
+    small = {"max_num_seqs": 2, "max_num_batched_tokens": 8, "max_model_len": 32}
+    runner, _ = load_device_runner(configured(enforce_eager=False, **small))
+    runner.close()
+    assert shapes == [False, True, True]
 
 
 def test_shapes_that_cublaslt_has_no_algorithm_for(

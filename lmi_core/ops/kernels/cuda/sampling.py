@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,24 +22,44 @@ MAX_TOP = 1024
 
 def sample(logits: Tensor, inputs: SamplingInputs) -> PendingResults:
     """fp32 [L, vocab]. A row with a NaN or infinite logit, or with all tokens banned, gets -1."""
+    lacking, why = _lacking(inputs, logits.shape[1])
+    if not len(lacking):
+        return _sample(logits, inputs)
+    rest: PendingResults
+    rest_sample = fallback("sample", logits.device, why)
+    if len(lacking) == len(logits):
+        rest = rest_sample(logits, inputs)
+        return rest
+    # What others give mustn't hang on these rows' company: samplers round differently.
+    rows = torch.from_numpy(lacking).to(logits.device, non_blocking=True)
+    rest = rest_sample(logits[rows], inputs.of_rows(lacking))
+    return _sample(logits, inputs, (lacking, rows, rest))
+
+
+def _lacking(inputs: SamplingInputs, vocab_size: int) -> tuple[npt.NDArray[np.intp], str]:
+    """Rows that the kernel doesn't cover, ascending, and what it lacks."""
+    has_many = np.minimum(inputs.num_top, vocab_size) > MAX_TOP
+    is_shaped = (inputs.epsilon_cutoff > 0) | (inputs.eta_cutoff > 0)
+    is_shaped[inputs.scales[0]] = True
+    reasons = []
+    if has_many.any():
+        reasons.append(f"more than {MAX_TOP} log-probabilities a token")
+    if is_shaped.any():
+        reasons.append("scales of logits, and no cutoffs")
+    return np.flatnonzero(has_many | is_shaped), ", and no ".join(reasons)
+
+
+def _sample(
+    logits: Tensor,
+    inputs: SamplingInputs,
+    others: tuple[npt.NDArray[np.intp], Tensor, PendingResults] | None = None,
+) -> PendingResults:
+    """``others``: rows, also on the device, whose results are those."""
     num_rows, vocab_size = logits.shape
-    max_top = min(int(inputs.num_top.max(initial=0)), vocab_size)
-    lacking = ""
-    if max_top > MAX_TOP:
-        lacking = f"more than {MAX_TOP} log-probabilities a token"
-    elif len(inputs.scales[0]) or inputs.epsilon_cutoff.any() or inputs.eta_cutoff.any():
-        lacking = "scales of logits, and no cutoffs"
-    if lacking:
-        result: PendingResults = fallback("sample", logits.device, lacking)(logits, inputs)
-        return result
     masked_rows, masks = inputs.masks()
     structs = library.load().interface.structs
-    rows = np.zeros(num_rows, np.dtype(structs["SampleRow"]))
-    for name in set(rows.dtype.names or ()) - {"mask", "target_id"}:
-        rows[name] = getattr(inputs, name)
-    rows["target_id"] = inputs.target_ids
-    rows["mask"] = -1
-    rows["mask"][masked_rows] = np.arange(len(masked_rows))
+    rows = _packed_rows(inputs, masked_rows, structs["SampleRow"])
+    max_top = min(int(rows["num_top"].max(initial=0)), vocab_size)
     lists = [_by_row(edits, num_rows) for edits in (inputs.biases, inputs.seen, inputs.bans)]
     is_modified = len(masked_rows) > 0 or any(len(ids) for _, ids, _ in lists)
     uploaded = _upload(
@@ -76,7 +97,28 @@ def sample(logits: Tensor, inputs: SamplingInputs) -> PendingResults:
         max_top=max_top,
         num_mask_words=masks.shape[-1],
     )
-    return PendingResults(results[0], results, partial(_unpack, max_top))
+    if others is None:
+        return PendingResults(results[0], results, partial(_unpack, max_top))
+    rest_rows, rest_at, rest = others
+    results[0].index_copy_(0, rest_at, rest.token_ids.int())
+
+    def unpack(host: npt.NDArray[np.int32]) -> SamplingResults:
+        return _unpack(max_top, host).replaced(rest_rows, rest.wait())
+
+    return PendingResults(results[0], results, unpack)
+
+
+def _packed_rows(
+    inputs: SamplingInputs, masked_rows: npt.NDArray[np.int32], struct: Any
+) -> npt.NDArray[Any]:
+    rows = np.zeros(len(inputs.num_top), np.dtype(struct))
+    for name in set(rows.dtype.names or ()) - {"mask", "target_id", "num_top"}:
+        rows[name] = getattr(inputs, name)
+    rows["num_top"] = np.minimum(inputs.num_top, MAX_TOP)
+    rows["target_id"] = inputs.target_ids
+    rows["mask"] = -1
+    rows["mask"][masked_rows] = np.arange(len(masked_rows))
+    return rows
 
 
 def _by_row(edits: EditArrays, num_rows: int) -> tuple[npt.NDArray[np.int32], ...]:
