@@ -26,6 +26,8 @@ SamplingRow& checked_row(SamplingTable& table, int32_t row) {
 // Of an array, which requests have for all of their rows, as fast as it can be copied.
 using IdArray = py::array_t<int32_t, py::array::c_style | py::array::forcecast>;
 
+using BiasArray = py::array_t<float, py::array::c_style | py::array::forcecast>;
+
 void check_ids(const SamplingTable& table, std::span<const int32_t> ids) {
   for (const int32_t id : ids) {
     LMI_CHECK(id >= 0 && id < table.vocab_size, "token id ", id, " of ", table.vocab_size);
@@ -36,6 +38,13 @@ std::vector<int32_t> checked_ids(const SamplingTable& table, const IdArray& ids)
   const std::span<const int32_t> all(ids.data(), static_cast<size_t>(ids.size()));
   check_ids(table, all);
   return {all.begin(), all.end()};
+}
+
+std::vector<int32_t> ascending_ids(const SamplingTable& table, const IdArray& ids) {
+  std::vector<int32_t> distinct = checked_ids(table, ids);
+  std::ranges::sort(distinct);
+  distinct.erase(std::ranges::unique(distinct).begin(), distinct.end());
+  return distinct;
 }
 
 template <typename T, typename Value>
@@ -149,13 +158,20 @@ py::object last_of(const py::object& items, size_t most) {
 
 void bind_sampling_table(py::module_& m) {
   py::class_<LogitBiases, std::shared_ptr<LogitBiases>>(m, "LogitBiases")
-      .def(py::init([](std::vector<TokenBias> of_tokens,
+      .def(py::init([](const IdArray& token_ids, const BiasArray& biases,
                        const std::vector<std::pair<std::vector<int32_t>, float>>& of_sequences) {
+             LMI_CHECK(token_ids.size() == biases.size(), token_ids.size(), " ids of ",
+                       biases.size(), " biases");
+             std::vector<TokenBias> of_tokens;
+             for (py::ssize_t i = 0; i < biases.size(); ++i) {
+               of_tokens.emplace_back(token_ids.data()[i], biases.data()[i]);
+             }
              std::vector<SequenceBias> sequences;
              for (const auto& [ids, bias] : of_sequences) sequences.push_back({ids, bias});
+             const py::gil_scoped_release release;
              return std::make_shared<LogitBiases>(std::move(of_tokens), std::move(sequences));
            }),
-           py::arg("of_tokens"),
+           py::arg("token_ids"), py::arg("biases"),
            py::arg("of_sequences") = std::vector<std::pair<std::vector<int32_t>, float>>())
       .def_property_readonly("num_last", &LogitBiases::num_last);
   py::class_<SamplingTable>(m, "SamplingTable")
@@ -201,8 +217,8 @@ void bind_sampling_table(py::module_& m) {
             row.epsilon_cutoff = epsilon_cutoff;
             row.eta_cutoff = eta_cutoff;
             row.prompt_reward = prompt_reward;
-            row.prompt_ids = checked_ids(table, prompt_ids);
-            row.length_penalty = {length_start, length_factor, checked_ids(table, length_ids)};
+            row.prompt_ids = ascending_ids(table, prompt_ids);
+            row.length_penalty = {length_start, length_factor, ascending_ids(table, length_ids)};
           },
           py::arg("row"), py::kw_only(), py::arg("temperature"), py::arg("top_k"), py::arg("top_p"),
           py::arg("min_p"), py::arg("typical_p"), py::arg("repetition_penalty"),
