@@ -57,8 +57,6 @@ def requests() -> list[GenerationRequest]:
             stop_token_ids=tuple(range(number, VOCAB_SIZE, 30)) if number % 4 == 0 else (),
             n=2 if number % 6 == 0 else 1,
             logprobs=2 if number % 3 == 0 else None,
-            no_repeat_ngram_size=2 if number % 7 == 1 else 0,
-            bad_words=("a", "in") if number % 7 == 2 else (),
         )
         ids = tuple(prefix + prompt if number % 2 else prompt)
         made.append(GenerationRequest(request_id=f"r{number}", prompt_token_ids=ids, params=params))
@@ -107,11 +105,15 @@ def test_equal_of_a_server() -> None:
             serving_backend(engine, Metrics(), model_name="m") as served,
         ):
             beams = SamplingParams(num_beams=3, n=2, length_penalty=0.5, max_new_tokens=9)
-            by_beams = [replace(r, request_id="beams", params=beams) for r in requests()[1:2]]
-            receipts = await record(engine, [*requests(), *by_beams])
+            bans = SamplingParams(no_repeat_ngram_size=1, bad_words=("a", "in"), max_new_tokens=20)
+            more = [
+                replace(requests()[1], request_id=name, params=params)
+                for name, params in (("beams", beams), ("bans", bans))
+            ]
+            receipts = await record(engine, [*requests(), *more])
             url = HttpUrl.parse(f"http://127.0.0.1:{served.port}")
             server = RemoteServer(RemoteSource(url, "m"))
-            assert await differences(server, receipts) == [None] * (NUM_RECEIPTS + 1)
+            assert await differences(server, receipts) == [None] * (NUM_RECEIPTS + 2)
             answer = await served.post({"prompt": "a", "max_tokens": 1}, "/v1/completions")
             assert json.loads(answer.body)["system_fingerprint"] == engine.fingerprint
             receipts[3].choices[0].token_ids[0] += 1
