@@ -94,7 +94,8 @@ class LogitBiases:
 
     def __init__(
         self,
-        of_tokens: Sequence[tuple[int, float]],
+        token_ids: TokenIds,
+        biases: Sequence[float] | npt.NDArray[np.float32],
         of_sequences: Sequence[tuple[Sequence[int], float]] = (),
     ) -> None:
         """Of tokens whatever comes before them, and of sequences' last tokens, where what was observed

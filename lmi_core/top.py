@@ -16,7 +16,6 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from lmi_core import _native
 from lmi_core.bench.roofs import LEAST_WEIGHT_BYTES, measure_read_gb_per_s
 from lmi_core.errors import UserError
 from lmi_core.http_url import HttpUrl, key_header
@@ -268,6 +267,8 @@ def top(args: argparse.Namespace) -> int:
 def _roof(text: str | None) -> float:
     """In GB/s; 0: unknown."""
     if text == "here":
+        from lmi_core import _native
+
         level = _native.default_instruction_set()
         return measure_read_gb_per_s(_native.num_physical_cores(), level)
     with contextlib.suppress(ValueError):

@@ -277,6 +277,11 @@ SamplingTable make_sampling_table(const std::vector<py::dict>& rows, int32_t voc
     row.biases = std::make_shared<LogitBiases>(std::move(biases), std::vector<SequenceBias>());
     read_field(fields, "banned_ids", row.banned_ids);
     read_field(fields, "min_tokens_banned_ids", row.min_tokens_banned_ids);
+    read_field(fields, "prompt_reward", row.prompt_reward);
+    read_field(fields, "prompt_ids", row.prompt_ids);
+    read_field(fields, "length_start", row.length_penalty.start);
+    read_field(fields, "length_factor", row.length_penalty.factor);
+    read_field(fields, "length_ids", row.length_penalty.token_ids);
     std::vector<std::pair<int32_t, int32_t>> seen;
     read_field(fields, "seen", seen);
     for (const auto& [token_id, num_output] : seen) row.seen.push_back({token_id, num_output});

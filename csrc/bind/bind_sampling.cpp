@@ -19,6 +19,8 @@ namespace py = pybind11;
 namespace lmi {
 namespace {
 
+using BiasArray = py::array_t<float, py::array::c_style | py::array::forcecast>;
+
 SamplingRow& checked_row(SamplingTable& table, int32_t row) {
   LMI_CHECK(row >= 0 && row < static_cast<int32_t>(table.rows.size()), "sampling row ", row, " of ",
             table.rows.size());
@@ -35,6 +37,13 @@ std::vector<int32_t> checked_ids(const SamplingTable& table, const py::object& i
   std::vector<int32_t> result = ids_from_array(ids);
   check_ids(table, result);
   return result;
+}
+
+std::vector<int32_t> ascending_ids(const SamplingTable& table, const py::object& ids) {
+  std::vector<int32_t> distinct = checked_ids(table, ids);
+  std::ranges::sort(distinct);
+  distinct.erase(std::ranges::unique(distinct).begin(), distinct.end());
+  return distinct;
 }
 
 template <typename T, typename Value>
@@ -168,13 +177,21 @@ void bind_sampling(py::module_& m) {
       },
       py::arg("previous_id"), py::arg("gamma"), py::arg("vocab_size"));
   py::class_<LogitBiases, std::shared_ptr<LogitBiases>>(m, "LogitBiases")
-      .def(py::init([](std::vector<TokenBias> of_tokens,
+      .def(py::init([](const py::object& token_ids, const BiasArray& biases,
                        const std::vector<std::pair<std::vector<int32_t>, float>>& of_sequences) {
+             const std::vector<int32_t> ids = ids_from_array(token_ids);
+             LMI_CHECK(static_cast<py::ssize_t>(ids.size()) == biases.size(), ids.size(),
+                       " ids of ", biases.size(), " biases");
+             std::vector<TokenBias> of_tokens;
+             for (size_t i = 0; i < ids.size(); ++i)
+               of_tokens.emplace_back(ids[i], biases.data()[i]);
              std::vector<SequenceBias> sequences;
-             for (const auto& [ids, bias] : of_sequences) sequences.push_back({ids, bias});
+             for (const auto& [sequence, bias] : of_sequences)
+               sequences.push_back({sequence, bias});
+             const py::gil_scoped_release release;
              return std::make_shared<LogitBiases>(std::move(of_tokens), std::move(sequences));
            }),
-           py::arg("of_tokens"),
+           py::arg("token_ids"), py::arg("biases"),
            py::arg("of_sequences") = std::vector<std::pair<std::vector<int32_t>, float>>())
       .def_property_readonly("num_last", &LogitBiases::num_last);
   py::class_<SamplingTable>(m, "SamplingTable")
@@ -220,8 +237,8 @@ void bind_sampling(py::module_& m) {
             row.epsilon_cutoff = epsilon_cutoff;
             row.eta_cutoff = eta_cutoff;
             row.prompt_reward = prompt_reward;
-            row.prompt_ids = checked_ids(table, prompt_ids);
-            row.length_penalty = {length_start, length_factor, checked_ids(table, length_ids)};
+            row.prompt_ids = ascending_ids(table, prompt_ids);
+            row.length_penalty = {length_start, length_factor, ascending_ids(table, length_ids)};
             checked_row(table, row_id) = std::move(row);
           },
           py::arg("row"), py::kw_only(), py::arg("temperature"), py::arg("top_k"), py::arg("top_p"),

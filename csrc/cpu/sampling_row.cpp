@@ -44,9 +44,12 @@ SamplingRowView view_sampling_row(const SamplingRow& source, const int32_t* draf
   view.watermark_gamma = source.watermark_gamma;
   view.watermark_delta = source.watermark_delta;
   view.previous_id = previous_id;
-  const std::span<const TokenBias> biases = source.logit_biases();
-  view.logit_bias = biases.data();
-  view.num_logit_bias = std::ssize(biases);
+  if (source.biases != nullptr) {
+    view.logit_bias = source.biases->of_tokens().data();
+    view.num_logit_bias = std::ssize(source.biases->of_tokens());
+  }
+  view.biases_behind = source.biases_behind.data();
+  view.num_biases_behind = std::ssize(source.biases_behind);
   view.banned_ids = source.banned_ids.data();
   view.num_banned_ids = static_cast<int64_t>(source.banned_ids.size());
   view.prompt_ids = source.prompt_ids.data();
@@ -78,7 +81,12 @@ SamplingRowView view_sampling_row(const StepView& step, int64_t logit_row) {
 
 std::vector<TokenBias> all_biases(const SamplingRowView& row, int32_t vocab_size,
                                   std::vector<int32_t>& order) {
-  std::vector<TokenBias> biases(row.logit_bias, row.logit_bias + row.num_logit_bias);
+  std::vector<TokenBias> biases;
+  biases.reserve(static_cast<size_t>(row.num_logit_bias + row.num_biases_behind));
+  BiasCursor cursor;
+  for (AddedBias each = {}; next_bias(row, cursor, each);) {
+    biases.emplace_back(each.token_id, each.bias);
+  }
   if (row.watermark_delta == 0.0f) return biases;
   order.resize(static_cast<size_t>(vocab_size));
   const int32_t count =
@@ -86,13 +94,13 @@ std::vector<TokenBias> all_biases(const SamplingRowView& row, int32_t vocab_size
   for (int32_t i = 0; i < count; ++i) {
     biases.emplace_back(order[static_cast<size_t>(i)], row.watermark_delta);
   }
-  if (row.num_logit_bias > 0) sum_biases(biases);
+  if (row.num_logit_bias + row.num_biases_behind > 0) sum_biases(biases);
   return biases;
 }
 
 bool modifies_logits(const SamplingRowView& row) {
-  return row.num_logit_bias + row.num_banned_ids + row.num_min_tokens_banned_ids + row.num_seen +
-                 row.num_drafts + num_scales(row) >
+  return row.num_logit_bias + row.num_biases_behind + row.num_banned_ids +
+                 row.num_min_tokens_banned_ids + row.num_seen + row.num_drafts + num_scales(row) >
              0 ||
          row.watermark_delta != 0.0f;
 }

@@ -179,7 +179,9 @@ Draft Drafter::draft(int32_t max_tokens, std::span<const int32_t> behind) const 
   }
   const float followed = is_readable(place) ? chance(place, place.run) : 0.0f;
   if (first.token_id >= 0 && vote_rates().chance(first) > followed) {
-    return follow_votes(std::move(tail), max_tokens);
+    Draft voted = follow_votes(std::move(tail), max_tokens);
+    // Other texts may have taken the place of what the vote was of.
+    if (!voted.token_ids.empty()) return voted;
   }
   return follow(place, behind, max_tokens);
 }
@@ -209,6 +211,7 @@ Draft Drafter::follow(const Place& place, std::span<const int32_t> behind,
 
 Draft Drafter::follow_votes(std::vector<int32_t> tail, int32_t max_tokens) const {
   Draft draft;
+  draft.is_voted = true;
   float chance_so_far = 1.0f;
   while (std::ssize(draft.token_ids) < max_tokens) {
     const Vote next =
@@ -265,10 +268,11 @@ Vote Drafter::vote(const TokenIndex& index, std::span<const int32_t> tail) const
 }
 
 std::vector<float> Drafter::next_chances(int32_t max_tokens) const {
-  const std::vector<float> chances = draft(max_tokens + 1).chances;
+  const auto [token_ids, chances, is_voted] = draft(max_tokens + 1);
   if (chances.size() < 2) return {};
   std::vector<float> next(chances.begin() + 1, chances.end());
-  if (is_readable(place_)) next.front() += (1.0f - chances.front()) * chance(place_, 0);
+  // A place that was wrong is kept; what will be voted for then isn't known.
+  if (!is_voted) next.front() += (1.0f - chances.front()) * chance(place_, 0);
   return next;
 }
 

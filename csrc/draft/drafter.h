@@ -66,6 +66,7 @@ class GuessRates {
 struct Draft {
   std::vector<int32_t> token_ids;
   std::vector<float> chances;  // that this token and those before it are right
+  bool is_voted = false;
 };
 
 class Drafter {

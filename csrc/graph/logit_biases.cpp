@@ -48,6 +48,7 @@ LogitBiases::LogitBiases(std::vector<TokenBias> of_tokens, std::vector<SequenceB
 
 std::vector<TokenBias> LogitBiases::behind(std::span<const int32_t> last_ids) const {
   std::vector<TokenBias> biases;
+  std::vector<TokenBias> found;
   if (last_ids.empty()) return biases;
   for (const SequenceBias& each :
        std::ranges::equal_range(of_sequences_, last_ids.back(), {}, last_but_one)) {
@@ -56,11 +57,16 @@ std::vector<TokenBias> LogitBiases::behind(std::span<const int32_t> last_ids) co
     const std::span<const int32_t> before =
         std::span(each.token_ids).first(each.token_ids.size() - 1);
     if (std::ranges::equal(before, last_ids.last(before.size()))) {
-      biases.emplace_back(each.token_ids.back(), each.bias);
+      found.emplace_back(each.token_ids.back(), each.bias);
     }
   }
-  if (biases.empty()) return biases;
-  biases.insert(biases.begin(), of_tokens_.begin(), of_tokens_.end());
+  std::ranges::stable_sort(found, {}, &TokenBias::first);
+  for (const TokenBias& each : found) {
+    const bool is_new = biases.empty() || biases.back().first != each.first;
+    const auto own = std::ranges::lower_bound(of_tokens_, each.first, {}, &TokenBias::first);
+    if (is_new && own != of_tokens_.end() && own->first == each.first) biases.push_back(*own);
+    biases.push_back(each);
+  }
   sum_biases(biases);
   return biases;
 }

@@ -27,10 +27,10 @@ class LogitBiases {
   // Sequences of one token are biases of that token, behind `of_tokens`.
   LogitBiases(std::vector<TokenBias> of_tokens, std::vector<SequenceBias> of_sequences);
 
-  // Those of tokens whatever comes before them: one of each.
+  // Those of tokens whatever comes before them: one of each, in the order of ids.
   const std::vector<TokenBias>& of_tokens() const { return of_tokens_; }
-  // Those behind a text of which these are the last tokens, num_last() or all there are; empty
-  // where of_tokens() are all of them.
+  // Of the tokens that have others behind a text of which these are the last, num_last() or all
+  // there are: one of each, in the order of ids, with that of of_tokens(), whose place it takes.
   std::vector<TokenBias> behind(std::span<const int32_t> last_ids) const;
   size_t num_last() const { return num_last_; }
   // Both are of all token ids in it.

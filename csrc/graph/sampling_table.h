@@ -22,9 +22,9 @@ struct SeenToken {
 // Makes tokens the likelier the longer the output is (Transformers'
 // exponential_decay_length_penalty).
 struct LengthPenalty {
-  int32_t start = 0;    // output tokens before it
-  float factor = 1.0f;  // to the power of the tokens since then; 1: none
-  std::vector<int32_t> token_ids;
+  int32_t start = 0;               // output tokens before it
+  float factor = 1.0f;             // to the power of the tokens since then; 1: none
+  std::vector<int32_t> token_ids;  // distinct and ascending
 };
 
 struct SamplingRow {
@@ -48,10 +48,10 @@ struct SamplingRow {
   std::shared_ptr<const LogitBiases> biases;  // the request's; null: none
   std::vector<int32_t> banned_ids;
   float prompt_reward = 1.0f;       // how many times as likely the prompt's tokens are; 1: off
-  std::vector<int32_t> prompt_ids;  // distinct; kept only for it
+  std::vector<int32_t> prompt_ids;  // distinct and ascending; kept only for it
   LengthPenalty length_penalty;
   std::vector<int32_t> last_ids;                    // as many as the biases look at
-  std::vector<TokenBias> biases_behind;             // which these have; empty: no others
+  std::vector<TokenBias> biases_behind;             // which these have, see logit_biases.h
   std::vector<int32_t> min_tokens_banned_ids;       // banned while num_output < min_tokens
   std::vector<SeenToken> seen;                      // kept only when a penalty is on
   std::unordered_map<int32_t, int32_t> seen_index;  // token id -> index in seen
@@ -60,11 +60,6 @@ struct SamplingRow {
     return repetition_penalty != 1.0f || presence_penalty != 0.0f || frequency_penalty != 0.0f;
   }
 
-  // What is added to the logits of the next token, one bias of a token.
-  std::span<const TokenBias> logit_biases() const {
-    if (biases == nullptr) return {};
-    return biases_behind.empty() ? biases->of_tokens() : biases_behind;
-  }
   void observe_prompt(std::span<const int32_t> token_ids) {
     if (repetition_penalty != 1.0f) {
       for (const int32_t token_id : token_ids) see(token_id);

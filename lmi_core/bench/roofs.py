@@ -1,11 +1,12 @@
-"""What the machine can do at this minute: read bandwidth and multiply-add rates."""
+"""What the machine can do at this minute: read bandwidth and multiply-add rates.
+
+The extension is imported by what measures: servers are watched where it isn't built, too.
+"""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-
-from lmi_core import _native
 
 READ_BYTES = 512 << 20
 """Well beyond any cache."""
@@ -26,6 +27,8 @@ class Roofs:
 
 def measure_roofs(num_threads: int | None = None, instruction_set: str = "") -> Roofs:
     """Takes about a second."""
+    from lmi_core import _native
+
     num_threads = num_threads or _native.num_physical_cores()
     level = instruction_set or _native.default_instruction_set()
     read_gb_per_s = measure_read_gb_per_s(num_threads, level)
@@ -41,6 +44,8 @@ def measure_roofs(num_threads: int | None = None, instruction_set: str = "") -> 
 
 def measure_read_gb_per_s(num_threads: int, level: str) -> float:
     """Of memory, not of caches."""
+    from lmi_core import _native
+
     read_s = min(_native.kernels.time_read(level, READ_BYTES, num_threads, 5))
     return float(READ_BYTES / read_s * 1e-9)
 

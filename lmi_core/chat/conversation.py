@@ -81,6 +81,13 @@ def check(params: SamplingParams) -> None:
     params.validate(vocab_size=1 << 31, max_logprobs=0)
 
 
+def _path(text: str) -> Path:
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise UserError(f"{text}: there is no such user's home") from None
+
+
 def run_command(line: str, conversation: Conversation, say: Callable[[str], None]) -> bool:
     """Do what a line that begins with a slash asks for; False ends the conversation.
 
@@ -103,13 +110,13 @@ def run_command(line: str, conversation: Conversation, say: Callable[[str], None
             conversation.undo()
             say(f"{len(conversation.messages)} messages are left")
         case "save":
-            path = Path(argument or "chat.json").expanduser()
+            path = _path(argument or "chat.json")
             conversation.save(path)
             say(f"saved to {path}")
         case "load":
             if not argument:
                 raise UserError("name the file: /load FILE")
-            conversation.load(Path(argument).expanduser())
+            conversation.load(_path(argument))
             say(f"{len(conversation.messages)} messages")
         case "set":
             key, _, value = argument.replace("=", " ", 1).partition(" ")

@@ -145,7 +145,7 @@ class Copies:
         """As ``Engine.subscribe``. Errors that only a copy finds are raised by the stream."""
         arrival_s = time.monotonic()
         self._check_accepting()
-        request = self._intake.checked(request)
+        request = await self._intake.checked(request)
         num_choices = request.params.num_sequences
         self._check_room(num_choices)
         self._num_encoding += num_choices

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import cast
 
+from lmi_core._native import LogitBiases
 from lmi_core.engine.beam_search import BeamSearch
 from lmi_core.engine.contrastive_search import ContrastiveSearch
 from lmi_core.engine.delivery import Delivery
@@ -22,7 +23,7 @@ from lmi_core.engine.intake import Intake, check_num_tokens, check_room, derived
 from lmi_core.engine.kv_memory import KvMemory
 from lmi_core.engine.loop import StepLoop
 from lmi_core.engine.lora_slots import LoraSlots
-from lmi_core.engine.output_limits import Outputs
+from lmi_core.engine.output_limits import Outputs, logit_biases
 from lmi_core.engine.paged_policy import PagedPolicy
 from lmi_core.engine.policy import Queues
 from lmi_core.engine.request import GenerationRequest
@@ -152,7 +153,7 @@ class EngineCore:
         """
         arrival_s = time.monotonic()
         self._check_accepting()
-        request = self._intake.checked(request)
+        request = await self._intake.checked(request)
         self._check_id(request.request_id)
         params = request.params
         if handover is None:
@@ -175,6 +176,7 @@ class EngineCore:
                 bans=compiled if isinstance(compiled, BannedSequences) else None,
             )
             stops = await stop_strings(params.stop)
+            biases = await logit_biases(params)
         finally:
             self._num_encoding -= 1
             self._num_encoding_sequences -= params.num_sequences
@@ -182,7 +184,7 @@ class EngineCore:
         self._check_id(request.request_id)
         if handover is None:
             handover = self._prepared(request, prompt.ids, arrival_s)
-        self._admit(request, prompt, compiled, stops, stream, handover, search)
+        self._admit(request, prompt, compiled, stops, biases, stream, handover, search)
         stream.abort, stream.prompt_ids = partial(self.abort, request.request_id), prompt.ids
 
     def abort(self, request_id: str, stream: EventStream | None = None) -> None:
@@ -272,6 +274,7 @@ class EngineCore:
         prompt: WholeText,
         grammar: CompiledGrammar | None,
         stops: StopStrings | None,
+        biases: LogitBiases | None,
         stream: EventStream,
         handover: Handover,
         search: BeamSearch | ContrastiveSearch | None,
@@ -282,6 +285,7 @@ class EngineCore:
             prompt.ids,
             adapter=self.adapters.find(request.adapter),
             prefix_seed=handover.prefix_seed,
+            biases=biases,
             seed=derived_seed(self._config.seed, self._totals.num_requests)
             if seed is None
             else seed,

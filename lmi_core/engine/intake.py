@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import collections.abc as abc
 import hashlib
-import math
 from dataclasses import replace
 
 from lmi_core.engine.pooling_params import PoolingParams, framed_text
@@ -39,13 +39,15 @@ class Intake:
         self._max_queue_s = config.max_queue_s
         self._has_priorities = config.scheduling_policy == "priority"
 
-    def checked(self, request: GenerationRequest) -> GenerationRequest:
+    async def checked(self, request: GenerationRequest) -> GenerationRequest:
         """With the engine's limit where it says none. UserError for what can't be served, the
         prompt's length aside."""
-        self._check(request)
+        if request.params.has_many_ids:
+            await asyncio.to_thread(self._check, request)
+        else:
+            self._check(request)
         most_s = self._max_queue_s if request.max_queue_s is None else request.max_queue_s
         params = request.params.counted(self._info.runner.vocab_size)
-        most_s = None if most_s == math.inf else most_s
         return replace(request, params=params, max_queue_s=most_s)
 
     def _check(self, request: GenerationRequest) -> None:

@@ -94,6 +94,12 @@ class LogitsProcessors:
         """Of those that are asked for."""
         return [each.name for each in fields(self) if getattr(self, each.name) != each.default]
 
+    @property
+    def num_ids(self) -> int:
+        """Token ids in lists, the sequences' included."""
+        lists = (self.begin_suppress_tokens, self.forced_eos_token_id)
+        return sum(map(len, lists)) + sum(len(ids) for ids, _ in self.sequence_bias)
+
     def _check_biases(self, vocab_size: int) -> None:
         name = "sequence_bias"
         if len(self.sequence_bias) > _MAX_BIASED:

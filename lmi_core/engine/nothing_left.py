@@ -31,6 +31,8 @@ def _allowed(sequence: Sequence, params: SamplingParams, vocab_size: int) -> npt
         sequence.matcher.fill_mask(mask)
     allowed = np.unpackbits(mask.view(np.uint8), bitorder="little")[:vocab_size]
     allowed[list(params.banned_token_ids)] = 0
-    if sequence.num_generated < params.min_new_tokens:
-        allowed[list(sequence.end_ids)] = 0
+    settings = sequence.request.row_settings
+    assert settings is not None  # it was sampled for
+    if sequence.num_generated < settings["min_tokens"]:
+        allowed[settings["min_tokens_banned_ids"]] = 0
     return allowed

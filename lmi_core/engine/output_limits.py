@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
+from lmi_core._native import LogitBiases
 from lmi_core.engine.handover import Handover
 from lmi_core.engine.logits_processors import NO_PROCESSORS
 from lmi_core.engine.sampling_params import SamplingParams
@@ -144,3 +145,19 @@ class Outputs:
             )
             for choice in range(params.num_sequences)
         ]
+
+
+async def logit_biases(params: SamplingParams) -> LogitBiases | None:
+    """What is added to logits; None: nothing."""
+    processors = params.processors or NO_PROCESSORS
+    if not params.logit_bias and not processors.sequence_bias:
+        return None
+
+    def made() -> LogitBiases:
+        # By iterators, since one call that converts all of them would hold the interpreter.
+        count = len(params.logit_bias)
+        ids = np.fromiter((token_id for token_id, _ in params.logit_bias), np.int32, count)
+        biases = np.fromiter((bias for _, bias in params.logit_bias), np.float32, count)
+        return LogitBiases(ids, biases, processors.sequence_bias)
+
+    return await asyncio.to_thread(made) if params.has_many_ids else made()

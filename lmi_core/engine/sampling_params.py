@@ -17,6 +17,10 @@ _MAX_LOGIT_BIAS = 1e9
 MAX_STOPS, MAX_STOP_CHARS = 1024, 16_384
 """Stop strings of a request, and their characters together: each takes 300 bytes to look for. The
 same of bad words."""
+_MAX_BAD_IDS = 65_536
+"""Of all sequences of ``bad_words_ids`` together."""
+_MANY_IDS = 8192
+"""What takes a millisecond to check."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +149,13 @@ class SamplingParams:
         return max(self.n, self.num_beams, 1 if self.penalty_alpha is None else self.top_k)
 
     @property
+    def has_many_ids(self) -> bool:
+        """Whether they take so long to check that the event loop would be held."""
+        lists = (self.stop_token_ids, self.logit_bias, self.banned_token_ids)
+        num_ids = sum(map(len, (*lists, self.allowed_token_ids or (), *self.bad_words_ids)))
+        return num_ids + (self.processors or NO_PROCESSORS).num_ids > _MANY_IDS
+
+    @property
     def is_search(self) -> bool:
         """Whether its sequences go on from each other."""
         return self.num_beams > 1 or self.penalty_alpha is not None
@@ -213,6 +224,12 @@ class SamplingParams:
         if len(self.bad_words_ids) > MAX_STOPS or not all(self.bad_words_ids):
             raise UserError(
                 f"bad_words_ids must be at most {MAX_STOPS} sequences of a token id or more each",
+                field="bad_words_ids",
+            )
+        if (num_ids := sum(map(len, self.bad_words_ids))) > _MAX_BAD_IDS:
+            raise UserError(
+                f"bad_words_ids has {num_ids} token ids; at most {_MAX_BAD_IDS} are allowed "
+                "together",
                 field="bad_words_ids",
             )
         for sequence in self.bad_words_ids:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from enum import IntEnum
 from typing import Any, Literal
@@ -263,6 +264,7 @@ class ActiveRequest:
         *,
         adapter: LoraSlot | None = None,
         prefix_seed: bytes = b"",
+        biases: LogitBiases | None = None,
         seed: int,
         arrival_s: float,
         stream: EventStream,
@@ -299,11 +301,8 @@ class ActiveRequest:
         """Per prompt token, filled as its chunks are computed."""
         if self.is_scoring_prompt:
             self.prompt_scores = [None] * len(prompt_ids)
-        sequence_bias = () if params.processors is None else params.processors.sequence_bias
-        self.biases: LogitBiases | None = None
+        self.biases = biases
         """What is added to logits, of every choice."""
-        if params.logit_bias or sequence_bias:
-            self.biases = LogitBiases(params.logit_bias, sequence_bias)
         self.has_sequence_biases = self.biases is not None and self.biases.num_last > 0
         """Whether logits depend on the last tokens' order, which rows of drafts don't know."""
         self.needs_observe = (
@@ -324,7 +323,7 @@ class ActiveRequest:
     def deadline_s(self) -> float | None:
         """When it must have begun."""
         most_s = self.request.max_queue_s
-        return None if most_s is None else self.arrival_s + most_s
+        return None if most_s in (None, math.inf) else self.arrival_s + most_s
 
     @property
     def is_impatient(self) -> bool:

@@ -61,10 +61,15 @@ def _guessed(
 ) -> tuple[list[int], list[float]]:
     """By texts. Nothing follows the end of one."""
     token_ids, chances = drafter.draft(max_tokens, behind or ())
+    _cut(sequence, token_ids, chances)
+    return token_ids, chances
+
+
+def _cut(sequence: Sequence, token_ids: list[int], chances: list[float]) -> None:
+    """Before the first token that ends it: rows behind that would be for nothing."""
     if not sequence.end_ids.isdisjoint(token_ids):
         end = next(i for i, token_id in enumerate(token_ids) if token_id in sequence.end_ids)
         del token_ids[end:], chances[end:]
-    return token_ids, chances
 
 
 class ForcedTokens:
@@ -139,6 +144,7 @@ class TextDrafts:
             if len(token_ids) == max_tokens or chance <= _LEAST_CHANCE_TO_GO_ON:
                 break
             forced = matcher.forced_tokens(token_ids)
+        _cut(sequence, token_ids, chances)
         return Draft(token_ids, chances, source) if token_ids else None
 
     def next_chances(self, sequence: Sequence, max_tokens: int) -> list[float]:

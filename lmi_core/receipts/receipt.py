@@ -15,11 +15,17 @@ from lmi_core.engine.outputs import FinishReason, TokenEvent
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.errors import UserError
 
-_TEXTS = (
-    *("stop", "grammar", "stop_token_ids", "logit_bias", "banned_token_ids"),
-    *("allowed_token_ids", "kept_special_tokens", "processors"),
+_NUMBERS = frozenset(
+    (
+        *("max_new_tokens", "min_new_tokens", "ignore_eos", "seed", "n"),
+        *("temperature", "top_k", "top_p", "min_p", "typical_p"),
+        *("repetition_penalty", "presence_penalty", "frequency_penalty", "no_repeat_ngram_size"),
+        *("logprobs", "prompt_logprobs", "include_stop", "skip_special_tokens"),
+        *("watermark_delta", "watermark_gamma", "penalty_alpha"),
+        *("num_beams", "length_penalty", "early_stopping"),
+    )
 )
-"""Parameters that can hold what a client wrote."""
+"""Parameters that can't hold what a client wrote."""
 
 
 class Choice(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -65,7 +71,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             self,
             is_redacted=True,
             prompt_token_ids=[],
-            params={name: value for name, value in self.params.items() if name not in _TEXTS},
+            params={name: value for name, value in self.params.items() if name in _NUMBERS},
             choices=[
                 Choice(num_tokens=choice.num_tokens, finish_reason=choice.finish_reason)
                 for choice in self.choices

@@ -27,6 +27,19 @@ _GRAMMARS = {
     GrammarKind.CONTEXT_FREE: "grammar",
 }
 """Names that the OpenAI protocol's extension has for them."""
+_SAID = frozenset(
+    (
+        *("max_new_tokens", "min_new_tokens", "ignore_eos", "seed", "n", "logprobs"),
+        *("temperature", "top_k", "top_p", "min_p", "typical_p"),
+        *("repetition_penalty", "presence_penalty", "frequency_penalty", "no_repeat_ngram_size"),
+        *("stop", "include_stop", "stop_token_ids", "skip_special_tokens", "bad_words"),
+        *("logit_bias", "allowed_token_ids", "grammar"),
+        *("num_beams", "length_penalty", "early_stopping"),
+        "prompt_logprobs",  # which change no token of the answer
+    )
+)
+"""Parameters that a body of completions has."""
+_SAID_AS = {"banned_token_ids": "suppress_tokens", "watermark_delta": "watermark"}
 _ENDS = {FinishReason.EOS: "stop", FinishReason.STOP: "stop"}
 
 
@@ -91,12 +104,11 @@ class RemoteServer:
 def completion_body(receipt: Receipt, model: str) -> dict[str, Any]:
     """The receipt's request for ``/v1/completions``; UserError where that has no words for it."""
     params = receipt.sampling_params()
-    if params.banned_token_ids:
-        raise UserError("suppress_tokens isn't completions' to ask for: replay it without --url")
-    if params.processors is not None:
-        raise UserError("logits processors aren't completions' to ask for: replay it without --url")
-    if params.thinking is not None:
-        raise UserError("a thinking budget can't be asked for over HTTP: replay it without --url")
+    # Without a text that ends the answer, which special tokens it shows changes no token.
+    said = _SAID if params.stop else _SAID | {"kept_special_tokens"}
+    if unsaid := sorted(receipt.params.keys() - said):
+        names = ", ".join(_SAID_AS.get(name, name) for name in unsaid)
+        raise UserError(f"completions can't be asked for {names}: replay it without --url")
     structured = _structured(params.grammar)
     is_cut_off = all(choice.is_cut_off for choice in receipt.choices)
     body = {
@@ -120,11 +132,16 @@ def completion_body(receipt: Receipt, model: str) -> dict[str, Any]:
         "ignore_eos": params.ignore_eos,
         "logit_bias": {str(token_id): bias for token_id, bias in params.logit_bias},
         "allowed_token_ids": params.allowed_token_ids,
+        "bad_words": params.bad_words,
+        "no_repeat_ngram_size": params.no_repeat_ngram_size,
         "structured_outputs": structured,
         "skip_special_tokens": params.skip_special_tokens,
         "logprobs": params.logprobs or 0,
         "return_token_ids": True,
     }
+    if params.num_beams > 1:
+        searched = ("num_beams", "length_penalty", "early_stopping")
+        body |= {name: getattr(params, name) for name in searched}
     return {name: value for name, value in body.items() if value is not None}
 
 

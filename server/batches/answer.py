@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import replace
@@ -79,8 +80,8 @@ async def _whole(
 ) -> bytes:
     backend, meter = model.generates, RequestMeter(parsed.requests[0].request_id)
     for index, asked in enumerate(parsed.requests):
-        # What was too long to wait is asked again, so a line's own limit would only add turns.
-        behind = replace(own(asked), priority=asked.priority + BACKGROUND, max_queue_s=None)
+        # A line waits as long as it takes: what expired would only be asked again.
+        behind = replace(own(asked), priority=asked.priority + BACKGROUND, max_queue_s=math.inf)
         request = await truncated(backend, behind, parsed.truncate_prompt_tokens)
         async with aclosing(backend.generate_batches(request)) as batches:
             async for events in batches:

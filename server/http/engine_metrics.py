@@ -38,7 +38,11 @@ _TOTALS = (
     ),
     ("lmi_generated_tokens", "Tokens generated.", "num_generated_tokens"),
     ("lmi_steps", "Steps completed.", "num_steps"),
-    ("lmi_read_weight_bytes", "Read of weights by steps; of experts all.", "num_weight_bytes"),
+    (
+        "lmi_read_weight_bytes",
+        "Weights held, once a step: experts, input embeddings and draft models too.",
+        "num_weight_bytes",
+    ),
     ("lmi_failed_steps", "Steps that failed.", "num_failed_steps"),
     ("lmi_preemptions", "Sequences preempted.", "num_preemptions"),
     ("lmi_drafts", "Times that a sequence had draft tokens in a step.", "num_drafts"),

@@ -82,3 +82,9 @@ def test_faults(line: str, message: str) -> None:
 
 def test_quit_ends_it() -> None:
     assert not run_command("/quit", make(), print)
+
+
+@pytest.mark.parametrize("command", ["/save", "/load"])
+def test_a_home_that_there_is_not_is_said(command: str) -> None:
+    with pytest.raises(UserError, match="~nobody-here/x: there is no such user's home"):
+        do(make("a"), f"{command} ~nobody-here/x")

@@ -94,7 +94,8 @@ def test_what_is_no_server_of_models_is_said(
                 client.sendall(data.replace(b"data: ", b"") if _ != 1 else data)
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=answer, args=(listener,))
+        listener.settimeout(60)
+        thread = threading.Thread(target=answer, args=(listener,), daemon=True)
         thread.start()
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         for arguments, message in (
@@ -107,7 +108,7 @@ def test_what_is_no_server_of_models_is_said(
             said = capsys.readouterr().err
             assert message in said
             assert said.count("\n") == 1
-        thread.join()
+        thread.join(60)
 
 
 @pytest.mark.parametrize("key", ["a\nb", "k\u20acy"])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -95,6 +97,18 @@ def test_the_screen() -> None:
     assert "rates    0.0 requests/s  1,000 prompt tokens/s  100 generated tokens/s\n" in text
     assert "           100 steps/s  0.0 preemptions/s\n" in text
     assert max(map(len, text.splitlines())) < 80
+
+
+def test_a_server_is_watched_without_the_extension() -> None:
+    code = (
+        "import sys; sys.modules['lmi_core._native'] = None\n"
+        "from lmi_core.cli import main; sys.exit(main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", code, "top", "--once", "--interval", "0.05", "--json"]
+    with serving("--served-model-name", "m") as url:
+        result = subprocess.run([*command, url], capture_output=True, text=True, timeout=60)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert json.loads(result.stdout)[0]["name"] == "m"
 
 
 def test_a_server_is_watched() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 from collections.abc import Coroutine
@@ -21,7 +22,14 @@ from lmi_core.engine.outputs import TokenEvent
 from lmi_core.engine.pooling_params import PoolingParams
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.sampling_params import SamplingParams
-from lmi_core.errors import EngineError, LmiError, ModelError, TooManyCopiesError, UserError
+from lmi_core.errors import (
+    CapacityError,
+    EngineError,
+    LmiError,
+    ModelError,
+    TooManyCopiesError,
+    UserError,
+)
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.structured.grammar import Grammar
 from tests.engine.harness import until
@@ -197,6 +205,25 @@ def test_another_number_of_copies_loses_no_request() -> None:
             assert [comparable(events) for events in answers] == reference[:6]
             await copies.scale(0, 2)
             await until(lambda: len(copies.copies) == 1 and not copies._supervisor.is_scaling, 60)
+
+    run(main())
+
+
+def test_what_may_wait_as_long_as_it_takes_does_in_a_copy_too() -> None:
+    """Though the engine's own limit is over before anything begins."""
+
+    async def main() -> None:
+        config = replace(CONFIG, max_num_seqs=1, max_queue_s=1e-9)
+        *asked, last = [one for one in requests() if one.params.n == 1][:7]
+        async with Copies(config, 2) as copies:
+            patient = [read(copies, replace(one, max_queue_s=math.inf)) for one in asked]
+            *answers, refused = await asyncio.gather(
+                *patient, read(copies, last), return_exceptions=True
+            )
+        for events in answers:
+            assert isinstance(events, list)
+            assert events[-1].finish_reason is not None
+        assert isinstance(refused, CapacityError)
 
     run(main())
 

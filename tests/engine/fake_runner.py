@@ -14,7 +14,7 @@ import queue
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -60,6 +60,12 @@ def state_of(context: Sequence[int]) -> npt.NDArray[np.float32]:
     return np.frombuffer(data, np.uint8).astype(np.float32) - 127.5
 
 
+def _sampled(ids: Iterable[int]) -> npt.NDArray[np.int64]:
+    """Of ids those that are ever sampled."""
+    array = ids if isinstance(ids, np.ndarray) else np.array(list(ids), np.int64)
+    return array[array < VOCAB_SIZE]
+
+
 class SamplingRow:
     """What was set and observed for a row."""
 
@@ -88,17 +94,17 @@ class SamplingRow:
         )
 
     def banned(self) -> set[int]:
-        banned = set(self.settings["banned_ids"])
+        lists = [self.settings["banned_ids"]]
         if self.output_counts.total() < self.settings["min_tokens"]:
-            banned.update(self.settings["min_tokens_banned_ids"])
-        return banned
+            lists.append(self.settings["min_tokens_banned_ids"])
+        return {int(i) for ids in lists for i in _sampled(ids)}
 
 
 class FakeSampling:
     """The native sampling table, with a readable copy of what it was told."""
 
-    def __init__(self, num_rows: int) -> None:
-        self.native = _native.SamplingTable(num_rows, VOCAB_SIZE)
+    def __init__(self, num_rows: int, vocab_size: int) -> None:
+        self.native = _native.SamplingTable(num_rows, vocab_size)
         self.rows: dict[int, SamplingRow] = {}
 
     def set(self, row: int, **settings: Any) -> None:
@@ -188,9 +194,11 @@ class FakeModel:
         num_steps: int = 2,
         max_logprobs: int = 5,
         has_adapters: bool = False,
+        vocab_size: int = VOCAB_SIZE,
     ) -> None:
+        """``vocab_size``: of which no more than the first ``VOCAB_SIZE`` are ever sampled."""
         self.info = RunnerInfo(
-            vocab_size=VOCAB_SIZE,
+            vocab_size=vocab_size,
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
@@ -210,7 +218,7 @@ class FakeModel:
         pool = _native.BlockPool(num_blocks, block_size, bytes(range(16)))
         self.pool: Any = PoisoningPool(pool, self.cached)
         self.block_tables = _native.BlockTables(max_num_seqs, -(-max_model_len // block_size))
-        self.fake_sampling = FakeSampling(max_num_seqs)
+        self.fake_sampling = FakeSampling(max_num_seqs, vocab_size)
         self.sampling: Any = self.fake_sampling
         self.steps = tuple(
             _native.Step(
@@ -246,7 +254,7 @@ class FakeModel:
         self.num_computed_tokens += len(slots)
         masked = {
             int(row): frozenset(
-                np.flatnonzero(np.unpackbits(~mask.view(np.uint8), bitorder="little"))
+                np.flatnonzero(np.unpackbits(~mask.view(np.uint8), bitorder="little")[:VOCAB_SIZE])
             )
             for row, mask in zip(*step.wait_for_masks(), strict=True)
         }

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import Counter
 from typing import Any
 
 import pytest
 
 from lmi_core.engine.delivery import Delivery
+from lmi_core.engine.logits_processors import LogitsProcessors
 from lmi_core.engine.outputs import FinishReason
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.sampling_params import SamplingParams
@@ -129,6 +131,29 @@ def test_no_possible_token_fails_that_request() -> None:
             assert not isinstance(results[1], BaseException)
             assert len(results[1]) == 20
             await assert_nothing_leaked(engine)
+
+    run(main())
+
+
+def test_an_end_that_is_forced_is_no_ban_of_the_requests() -> None:
+    """Of so many tokens at least the last one is free to be it, as the sampling table has it."""
+
+    async def main() -> None:
+        runner, num_steps = FakeRunner(), itertools.count(1)
+        execute = runner.execute
+
+        def without_last(step, token_ids):  # type: ignore[no-untyped-def]
+            execute(step, token_ids)
+            if next(num_steps) == 6:
+                step.set_result(0, -1, 0.0)
+
+        runner.execute = without_last  # type: ignore[method-assign]
+        forced = LogitsProcessors(forced_eos_token_id=(3,))
+        lengths = {"max_new_tokens": 6, "min_new_tokens": 6, "stop_token_ids": (3,)}
+        async with make_engine(runner) as engine:
+            params = SamplingParams(processors=forced, **lengths)
+            with pytest.raises(EngineError, match="logits aren't finite"):
+                await collect(engine, request("0", params))
 
     run(main())
 

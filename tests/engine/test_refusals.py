@@ -30,6 +30,7 @@ from tests.engine.harness import assert_nothing_leaked, collect, make_engine, ru
         ([1], SamplingParams(repetition_penalty=1e-50), "repetition_penalty must be between 0.001"),
         ([1], SamplingParams(logit_bias=((3, 1e300),)), r"token 3 must be between -1e\+09 and"),
         ([1], SamplingParams(logit_bias=((3, math.nan),)), "logit_bias of token 3"),
+        ([1], SamplingParams(bad_words_ids=(tuple(range(250)),) * 263), "65750 token ids; at most"),
         (None, SamplingParams(), "a text or a sequence of token ids, got NoneType"),
         (5, SamplingParams(), "a text or a sequence of token ids, got int 5"),
         (b"hi", SamplingParams(), "a text or a sequence of token ids, got bytes"),

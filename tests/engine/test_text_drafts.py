@@ -142,6 +142,25 @@ def test_what_is_remembered_is_bounded() -> None:
     made.draft(4)
 
 
+def test_what_is_forgotten_meanwhile_leaves_the_texts_own_place() -> None:
+    """A vote of other texts that are gone by the time that it is asked for."""
+    index = _native.TokenIndex(max_tokens=100, num_key_tokens=2)
+    for _ in range(12):
+        index.add_text([1, 2, 8])
+    made = _native.Drafter(max_tokens=1000, min_match=2, max_match=32, history=index)
+    made.start([1, 2, 3, 1, 2, 4, 5, 1, 2])
+    assert made.draft(1)[0] == [8]
+    index.add_text(list(range(100, 220)))
+    assert made.draft(3)[0] == [4, 5, 1]
+
+
+def test_chances_behind_a_vote_are_the_votes() -> None:
+    """What a place says behind a wrong guess is of no use where votes are drafted."""
+    made = drafter([6, 1, 2], history=[[1, 2, 8, 9, 7]] * 12)
+    chances = made.draft(3)[1]
+    assert made.next_chances(2) == chances[1:]
+
+
 def test_sizes_are_checked() -> None:
     with pytest.raises(_native.NativeError, match="matches of 5 to 4"):
         drafter([1], min_match=5, max_match=4)
@@ -243,6 +262,10 @@ def test_texts_and_forced_tokens_draft_by_turns(monkeypatch: pytest.MonkeyPatch)
     draft = drafts.draft(sequence, 16)
     assert draft is not None
     assert draft.source == "grammar"
+    forced[()] = [7, 2, 0]
+    draft = drafts.draft(sequence, 16)
+    assert draft is not None
+    assert (draft.token_ids, len(draft.chances)) == ([7], 1), "nothing follows an end"
     sequence.matcher = None
     draft = drafts.draft(sequence, 16)
     assert draft is not None

@@ -28,7 +28,7 @@ OTHERS = [
     GREEDY | {"num_logprobs": 2},
     GREEDY | {"temperature": 1.0},
     GREEDY,
-    GREEDY | {"biases": _native.LogitBiases([(3, 9.0)])},
+    GREEDY | {"biases": _native.LogitBiases([3], [9.0])},
     GREEDY | {"banned_ids": [1, 2, 5]},
     GREEDY | {"min_tokens": 4, "min_tokens_banned_ids": [0]},
     GREEDY | {"temperature": 0.7, "top_k": 5},

@@ -56,7 +56,7 @@ def test_biases_behind_a_text_are_those_of_its_last_tokens() -> None:
         ([rng.randrange(4) for _ in range(rng.choice([1, 1, 2, 2, 3, 5]))], rng.uniform(-3, 3))
         for _ in range(80)
     ]
-    shared = _native.LogitBiases([(7, 0.5)], biases)
+    shared = _native.LogitBiases([7], [0.5], biases)
     assert shared.num_last == 5
     table = _native.SamplingTable(2, VOCAB_SIZE)
     table.set(0, **NEUTRAL, biases=shared)
@@ -73,7 +73,7 @@ def test_biases_behind_a_text_are_those_of_its_last_tokens() -> None:
 def test_a_watermark_and_a_bias_of_a_token_are_one() -> None:
     table = _native.SamplingTable(1, VOCAB_SIZE)
     marked = {**NEUTRAL, "watermark_gamma": 0.5, "watermark_delta": 2.0}
-    table.set(0, **marked, biases=_native.LogitBiases([(i, 1.0) for i in range(VOCAB_SIZE)]))
+    table.set(0, **marked, biases=_native.LogitBiases(range(VOCAB_SIZE), [1.0] * VOCAB_SIZE))
     _, ids, values = table.gather([0], [], [3])["biases"]
     assert sorted(ids.tolist()) == list(range(VOCAB_SIZE))
     assert sorted(values.tolist()) == [1.0] * 6 + [3.0] * 6

@@ -116,6 +116,16 @@ def test_penalties_bias_and_bans(level: str) -> None:
 
 
 @pytest.mark.parametrize("level", VECTORS)
+@pytest.mark.parametrize("factor", [2.0, 3.0])
+def test_what_is_scaled_stays_out_where_it_was(level: str, factor: float) -> None:
+    """An infinity times 0 is no number, and times less than 0 the greatest there is."""
+    logits = np.array([[0.5, -np.inf, 1.25, -1.0]], np.float32)
+    row = {"num_output": 1, "length_factor": factor, "length_ids": [0, 1], "prompt_ids": [1]}
+    wanted = 0 if factor > 2.5 else 2
+    assert sample(level, logits, [row])["ids"].tolist() == [wanted]
+
+
+@pytest.mark.parametrize("level", VECTORS)
 def test_seed_choice_and_position_decide_and_nothing_else(level: str) -> None:
     logits = random_logits(1, 3000, seed=4)
     settings = [

@@ -40,3 +40,10 @@ def test_favoured_tokens_get_the_bias_before_penalties(level: str) -> None:
     expected[:, ids] = np.where(penalised > 0, penalised / 1.5, penalised * 1.5)
     np.testing.assert_array_equal(result["ids"], expected.argmax(-1))
     assert (result["ids"] != logits.argmax(-1)).any()
+
+
+@pytest.mark.parametrize("level", VECTORS)
+def test_a_bias_and_a_watermark_are_one_summand(level: str) -> None:
+    """As every other sampler has them: added one by one, they would leave nothing of a logit."""
+    row = {"watermark_gamma": 1.0, "watermark_delta": 1e8, "logit_bias": [(0, -1e8), (1, -1e8)]}
+    assert sample(level, np.array([[0.5, 1.0]], np.float32), [row])["ids"].tolist() == [1]

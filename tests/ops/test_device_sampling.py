@@ -91,7 +91,9 @@ class Sampler:
 
     def set(self, row: int, **settings: Any) -> None:
         settings = {**NEUTRAL, **settings}
-        self.table.set(row, biases=_native.LogitBiases(settings.pop("logit_bias")), **settings)
+        given = settings.pop("logit_bias")
+        biases = _native.LogitBiases([i for i, _ in given], [bias for _, bias in given])
+        self.table.set(row, biases=biases, **settings)
 
     def add(self, table_row: int, sampling_row: int, target_id: int = -1) -> None:
         row = self.step.add([0], table_row % 64, table_row, sampling_row, "last")
@@ -234,6 +236,20 @@ def test_scales_of_the_prompts_and_the_last_tokens() -> None:
         wanted.append(int(changed.argmax()))
     assert sampler.run(logits).token_ids.tolist() == wanted
     assert wanted != logits.argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("factor", [2.0, 3.0])
+def test_what_is_scaled_stays_out_where_it_was(factor: float) -> None:
+    """An infinity times 0 is no number, and times less than 0 the greatest there is."""
+    logits = np.array([[0.5, -np.inf, 1.25, -1.0]], np.float32)
+    scales = {"length_start": 0, "length_factor": factor, "length_ids": [0, 1]}
+    sampler = Sampler(1, 4)
+    sampler.set(0, **scales)
+    sampler.table.observe_many(0, [3])
+    sampler.add(0, 0)
+    wanted = 0 if factor > 2.5 else 2
+    assert sampler.run(logits).token_ids.tolist() == [wanted]
+    assert native_rows(logits, [{**scales, "num_output": 1}])["ids"].tolist() == [wanted]
 
 
 @pytest.mark.parametrize(

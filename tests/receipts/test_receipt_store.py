@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+from dataclasses import fields
 from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+import msgspec
 import pytest
 
+from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.receipts import store
 from lmi_core.receipts.receipt import Choice, Receipt, encode, read_receipts
 from lmi_core.receipts.store import ReceiptStore
@@ -90,3 +94,21 @@ def test_a_line_that_a_crash_cut_off_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(encode(receipt("whole")) + encode(receipt("half"))[:40])
     assert [r and r.request_id for _, r in read_receipts(path)] == ["whole", None]
+
+
+def test_what_is_redacted_has_no_more_than_numbers() -> None:
+    """Of every parameter a request may have; those nobody thought of go, too."""
+    params: dict[str, Any] = {field.name: "a client's" for field in fields(SamplingParams)}
+    params |= {"temperature": 0.5, "num_beams": 4, "bad_words": ["a"], "bad_words_ids": [[7]]}
+    kept = msgspec.structs.replace(receipt("r"), params=params).redacted()
+    assert (kept.params["temperature"], kept.params["num_beams"]) == (0.5, 4)
+    assert kept.params.keys() == {
+        name for name, kind in get_type_hints(SamplingParams).items() if _is_number(kind)
+    }
+    assert not kept.prompt_token_ids
+    assert not kept.choices[0].token_ids
+
+
+def _is_number(kind: Any) -> bool:
+    kinds = set(get_args(kind) or (kind,)) - {type(None)}
+    return all(get_origin(each) is Literal or each in (int, float, bool) for each in kinds)

@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -103,10 +104,16 @@ def test_equal_of_a_server() -> None:
             Engine(config_of(cached_checkpoint("llama2"))) as engine,
             serving_backend(engine, Metrics(), model_name="m") as served,
         ):
-            receipts = await record(engine, requests())
+            beams = SamplingParams(num_beams=3, n=2, length_penalty=0.5, max_new_tokens=9)
+            bans = SamplingParams(no_repeat_ngram_size=1, bad_words=("a", "in"), max_new_tokens=20)
+            more = [
+                replace(requests()[1], request_id=name, params=params)
+                for name, params in (("beams", beams), ("bans", bans))
+            ]
+            receipts = await record(engine, [*requests(), *more])
             url = HttpUrl.parse(f"http://127.0.0.1:{served.port}")
             server = RemoteServer(RemoteSource(url, "m"))
-            assert await differences(server, receipts) == [None] * NUM_RECEIPTS
+            assert await differences(server, receipts) == [None] * (NUM_RECEIPTS + 2)
             answer = await served.post({"prompt": "a", "max_tokens": 1}, "/v1/completions")
             assert json.loads(answer.body)["system_fingerprint"] == engine.fingerprint
             receipts[3].choices[0].token_ids[0] += 1
@@ -208,6 +215,10 @@ def test_what_http_has_no_words_for_is_said() -> None:
     lark = msgspec.to_builtins(Grammar.lark("start: /a+/"))
     for params, word in (
         ({"banned_token_ids": [3]}, "suppress_tokens"),
+        ({"bad_words_ids": [[3]], "penalty_alpha": 0.6, "top_k": 4}, "bad_words_ids, penalty_alp"),
+        ({"watermark_delta": 2.0}, "for watermark"),
+        ({"processors": {"epsilon_cutoff": 0.1}}, "processors"),
+        ({"stop": ["a"], "kept_special_tokens": ["</s>"]}, "kept_special_tokens"),
         ({"grammar": lark}, "tool call"),
     ):
         receipt = msgspec.structs.replace(plain, params=params)

@@ -63,20 +63,27 @@ def test_it_ends_at_once(tmp_path: Path, number: signal.Signals, waits: str) -> 
 def test_it_ends_while_an_archive_is_fetched(tmp_path: Path) -> None:
     """Which comes before anything serves, and whose part doesn't stay."""
     environ = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "LMI_CACHE_DIR": str(tmp_path)}
+    environ |= {"no_proxy": "127.0.0.1", "NO_PROXY": "127.0.0.1"}
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}/m.tar.gz"
         option = ["--option", "model_url_pattern=.*", "--option", f"load_models={url}"]
         command = [sys.executable, "-m", "lmi_core", "serve", "--port", "0", *option]
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environ) as process:
-            listener.settimeout(60)
-            client, _ = listener.accept()
-            with client:
-                client.recv(65536)
-                client.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\nhalf")
-                while not (parts := [*tmp_path.rglob("*.fetched")]):
-                    time.sleep(0.01)
-                process.send_signal(signal.SIGTERM)
-                _, log = process.communicate(timeout=60)
+            try:
+                listener.settimeout(60)
+                client, _ = listener.accept()
+                with client:
+                    client.recv(65536)
+                    client.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\nhalf")
+                    end_s = time.monotonic() + 60
+                    while not (parts := [*tmp_path.rglob("*.fetched")]):
+                        assert process.poll() is None, process.communicate()
+                        assert time.monotonic() < end_s
+                        time.sleep(0.01)
+                    process.send_signal(signal.SIGTERM)
+                    _, log = process.communicate(timeout=60)
+            finally:
+                process.kill()
     assert (process.returncode, "Traceback" in log) == (128 + signal.SIGTERM, False)
     assert not parts[0].exists()
 

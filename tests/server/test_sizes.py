@@ -5,16 +5,23 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
 import pytest
 
+from lmi_core import _native
+from lmi_core.engine.logits_processors import LogitsProcessors
+from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.text.chat import ChatTemplate
 from lmi_server.dialects import large_bodies
 from lmi_server.dialects.tgi.options import TgiOptions
 from tests.engine.fake_runner import FakeRunner
+from tests.engine.harness import byte_tokenizer, collect, make_engine
+from tests.graph.test_sampling_table import NEUTRAL
 from tests.server.dialects.tgi.test_tgi_http import serving
 from tests.server.fake_engine import FakeEngine
 from tests.server.fuzz import CHAT, COMPLETION, INPUTS, RECORDED, TEMPLATE
@@ -22,8 +29,11 @@ from tests.server.models.test_models import recipe
 from tests.server.sizes import SHAPES, grown
 from tests.server.test_every_route import sendable
 from tests.server.test_every_route import serving as every_route_serving
+from tests.server.watchdog import ALLOWANCE, LIMIT_S, watched
 
 MIB = 1 << 20
+WIDE = 262_144
+"""Tokens of the largest vocabularies."""
 ROUTES: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ("/invocations", INPUTS, ("inputs", "stop", "no_such", "details")),
     ("/invocations", CHAT, ("messages", "logit_bias")),
@@ -129,19 +139,68 @@ def test_no_answer_holds_the_loop(path: str, body: dict[str, Any]) -> None:
 
 
 def test_no_bias_holds_the_loop() -> None:
-    """Of as many and as long sequences as may be, with a long prompt, of many choices."""
-    biases = [[[i % 250, *[7] * 63], 1.0] for i in range(1024)]
-    parameters = {"n": 32, "max_new_tokens": 2, "do_sample": True, "sequence_bias": biases}
+    """Of as many and as long sequences as may be, with a long prompt, of many choices: some are of
+    the prompt's end, and some of every token that comes, beside those of a wide vocabulary."""
+    x = byte_tokenizer().encode_now("x", add_special_tokens=False)
+    biases = [[[*x * 63, i], 1.0] for i in range(512)] + [[[i, i // 2], -1.0] for i in range(512)]
+    wide = {str(i): 0.5 for i in range(100_000)}
+    parameters = {"n": 64, "max_new_tokens": 3, "do_sample": True, "ignore_eos_token": True}
+    parameters |= {"sequence_bias": biases, "logit_bias": wide}
     body = json.dumps({"inputs": "x" * 16_000, "parameters": parameters}).encode()
 
     async def run() -> None:
-        sizes = {"max_num_seqs": 32, "max_logit_rows": 32, "max_num_batched_tokens": 4096}
-        runner = FakeRunner(max_model_len=17_000, num_blocks=6000, **sizes)
+        sizes = {"max_num_seqs": 64, "max_logit_rows": 64, "max_num_batched_tokens": 4096}
+        sizes |= {"max_model_len": 17_000, "num_blocks": 6000, "vocab_size": WIDE}
+        runner = FakeRunner(**sizes)
         async with serving(runner, api="lmi") as served:
             answer = await asyncio.to_thread(exchanged, served.port, "/invocations", body)
             assert b" 200 OK" in answer[:20], answer[:600]
+        _, ids, _ = runner.sampling.native.gather([0])["biases"]
+        assert len(ids) == 100_000
 
     asyncio.run(run())
+
+
+def test_no_list_of_the_whole_vocabulary_holds_the_loop() -> None:
+    """Checked, and made what rows take, however many of them a request has."""
+    ids = tuple(range(256, WIDE))
+    params = SamplingParams(
+        max_new_tokens=4,
+        min_new_tokens=2,
+        stop_token_ids=ids,
+        logit_bias=tuple((token_id, 1.0) for token_id in range(WIDE)),
+        banned_token_ids=ids,
+        allowed_token_ids=tuple(range(WIDE)),
+        processors=LogitsProcessors(
+            begin_suppress_tokens=ids,
+            forced_eos_token_id=tuple(range(200, WIDE)),
+            sequence_bias=tuple(((i, *range(63)), 1.0) for i in range(1024)),
+        ),
+    )
+
+    async def run() -> None:
+        async with make_engine(FakeRunner(vocab_size=WIDE)) as engine:
+            with watched("whole vocabulary"):
+                await asyncio.sleep(0)  # turns are watched from the next one on
+                events = await collect(engine, "Hello", params)
+            assert len(events) == 4
+
+    asyncio.run(run())
+
+
+def test_scales_of_many_tokens_are_quickly_found() -> None:
+    """Of a long prompt's tokens and of as many that may end a text, which are partly the same."""
+    prompt, ends = np.arange(0, 60_000, 3), np.arange(0, WIDE, 2)
+    table = _native.SamplingTable(1, WIDE)
+    scales = {"prompt_reward": 2.0, "prompt_ids": prompt, "length_ids": ends, "length_factor": 1.5}
+    table.set(0, **NEUTRAL, **scales)
+    table.observe(0, 5)
+    started_s = time.thread_time()
+    _, ids, above, below = table.gather([0])["scales"]
+    assert time.thread_time() - started_s < ALLOWANCE * LIMIT_S
+    assert len(set(ids.tolist())) == len(ids) == len(np.union1d(prompt, ends))
+    found = dict(zip(ids.tolist(), zip(above.tolist(), below.tolist(), strict=True), strict=True))
+    assert (found[3], found[2], found[6]) == ((2.0, 0.5), (1.5, 0.5), (3.0, 0.25))
 
 
 @pytest.mark.slow

@@ -85,7 +85,7 @@ def fill_widest(
             seed=0,
             choice=0,
             num_logprobs=config.max_logprobs,
-            biases=_native.LogitBiases([(0, 1.0)]),
+            biases=_native.LogitBiases([0], [1.0]),
             banned_ids=[],
             min_tokens=0,
             min_tokens_banned_ids=[],

@@ -88,7 +88,8 @@ def _modify(logits: Tensor, inputs: SamplingInputs) -> Tensor:
     modified[rows, ids] = seen
     rows, ids, above = _edits(inputs.scales[:3], logits)
     scaled, below = modified[rows, ids], _to(inputs.scales[3], logits)
-    modified[rows, ids] = scaled * torch.where(scaled > 0, above, below)
+    scaled *= torch.where(scaled > 0, above, below).where(scaled > _LOWEST, 1.0)
+    modified[rows, ids] = scaled
     rows, ids, _ = _edits(inputs.bans, logits)
     modified[rows, ids] = -torch.inf
     if len(masked_rows):
