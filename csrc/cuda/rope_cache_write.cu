@@ -121,15 +121,23 @@ __device__ void store_in_cache(const Head& head, void* store, int64_t row, int h
   });
 }
 
+// Queries, keys and, if they aren't keys, values.
+LMI_HOST_DEVICE inline int num_heads_of(const LmiRopeCacheWrite& args) {
+  return args.num_q_heads + (args.values == nullptr ? 1 : 2) * args.num_kv_heads;
+}
+
 template <typename X, typename Q, typename KV, int kWidth>
 __global__ void rope_cache_write_kernel(const LmiRopeCacheWrite args) {
   wait_for_earlier_kernels();
   const int head = static_cast<int>(blockIdx.y) * kWarps + warp_id();
   const int num_rotated = args.num_q_heads + args.num_kv_heads;
-  const int num_heads = num_rotated + args.num_kv_heads;
-  if (head >= num_heads) return;
+  if (head >= num_heads_of(args)) return;
   const int64_t token = blockIdx.x;
-  const X* source = static_cast<const X*>(args.qkv) + (token * num_heads + head) * args.head_dim;
+  const bool is_latent = args.latent != nullptr && head >= args.num_q_heads;
+  const int num_heads = args.latent == nullptr ? num_heads_of(args) : args.num_q_heads;
+  const X* source =
+      is_latent ? static_cast<const X*>(args.latent) + token * args.head_dim
+                : static_cast<const X*>(args.qkv) + (token * num_heads + head) * args.head_dim;
   const int position = args.positions[token];
   if (head < args.num_q_heads) {
     Q* target = static_cast<Q*>(args.q) + (token * args.num_q_heads + head) * args.head_dim;
@@ -164,12 +172,17 @@ int32_t lmi_cuda_rope_cache_write(const LmiRopeCacheWrite* args, void* stream) {
     return fail("rope_cache_write: " + std::to_string(2 * args->half_rotary) +
                 " rotary dimensions of a head of " + std::to_string(args->head_dim));
   }
-  if (args->kv_dtype == LMI_I8 && (args->key_scales == nullptr || args->value_scales == nullptr)) {
+  const bool has_scales =
+      args->key_scales != nullptr && (args->value_scales != nullptr || args->values == nullptr);
+  if (args->kv_dtype == LMI_I8 && !has_scales) {
     return fail("rope_cache_write: an int8 cache without scales");
   }
+  if (args->latent != nullptr && (args->num_kv_heads != 1 || args->values != nullptr)) {
+    return fail("rope_cache_write: a latent beside values, or for " +
+                std::to_string(args->num_kv_heads) + " KV heads");
+  }
   const bool is_wide = args->head_dim % 4 == 0 && args->half_rotary % 4 == 0;
-  const int num_heads = args->num_q_heads + 2 * args->num_kv_heads;
-  const Grid grid = {args->num_tokens, ceil_div(num_heads, kWarps)};
+  const Grid grid = {args->num_tokens, ceil_div(num_heads_of(*args), kWarps)};
   return with_operands("rope_cache_write", args->qkv_dtype, args->q_dtype, [&](auto x, auto q) {
     return with_cache_dtype("rope_cache_write", args->kv_dtype, [&](auto kv) {
       using X = decltype(x);
