@@ -126,9 +126,9 @@ __global__ void __launch_bounds__(kWarps* kWarpSize)
 template <typename T, typename Y>
 __global__ void __launch_bounds__(kWarps* kWarpSize)
     few_head_rows_kernel(const LmiHeadLinear args) {
+  wait_for_earlier_kernels();
   const auto own = head_product<T, Y>(args, static_cast<int>(blockIdx.y));
   prefetch_weight<T>(own);
-  wait_for_earlier_kernels();
   multiply_few_rows<T, Y, true>(own);
 }
 
