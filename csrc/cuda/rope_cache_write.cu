@@ -131,13 +131,10 @@ __global__ void rope_cache_write_kernel(const LmiRopeCacheWrite args) {
   wait_for_earlier_kernels();
   const int head = static_cast<int>(blockIdx.y) * kWarps + warp_id();
   const int num_rotated = args.num_q_heads + args.num_kv_heads;
-  if (head >= num_heads_of(args)) return;
+  const int num_heads = num_heads_of(args);
+  if (head >= num_heads) return;
   const int64_t token = blockIdx.x;
-  const bool is_latent = args.latent != nullptr && head >= args.num_q_heads;
-  const int num_heads = args.latent == nullptr ? num_heads_of(args) : args.num_q_heads;
-  const X* source =
-      is_latent ? static_cast<const X*>(args.latent) + token * args.head_dim
-                : static_cast<const X*>(args.qkv) + (token * num_heads + head) * args.head_dim;
+  const X* source = static_cast<const X*>(args.qkv) + (token * num_heads + head) * args.head_dim;
   const int position = args.positions[token];
   if (head < args.num_q_heads) {
     Q* target = static_cast<Q*>(args.q) + (token * args.num_q_heads + head) * args.head_dim;
@@ -180,6 +177,15 @@ int32_t lmi_cuda_rope_cache_write(const LmiRopeCacheWrite* args, void* stream) {
   if (args->latent != nullptr && (args->num_kv_heads != 1 || args->values != nullptr)) {
     return fail("rope_cache_write: a latent beside values, or for " +
                 std::to_string(args->num_kv_heads) + " KV heads");
+  }
+  if (args->latent != nullptr) {  // by a launch of its own: a choice of sources costs loads ahead
+    LmiRopeCacheWrite queries = *args;
+    LmiRopeCacheWrite keys = *args;
+    queries.num_kv_heads = keys.num_q_heads = 0;
+    keys.qkv = args->latent;
+    queries.latent = keys.latent = nullptr;
+    const int32_t status = lmi_cuda_rope_cache_write(&queries, stream);
+    return status == kOk ? lmi_cuda_rope_cache_write(&keys, stream) : status;
   }
   const bool is_wide = args->head_dim % 4 == 0 && args->half_rotary % 4 == 0;
   const Grid grid = {args->num_tokens, ceil_div(num_heads_of(*args), kWarps)};
