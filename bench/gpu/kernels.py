@@ -55,10 +55,16 @@ class Attention(NamedTuple):
         return f"{kind} {self.num_seqs}x{self.num_keys} heads {heads}{cache}"
 
     @property
+    def is_latent(self) -> bool:
+        """Whether keys are the values, too."""
+        return self.num_kv_heads == 1 and self.head_dim > 256
+
+    @property
     def num_bytes(self) -> int:
         head_bytes = self.head_dim * KV_DTYPES[self.kv_dtype].itemsize
         head_bytes += 4 if self.kv_dtype == "int8" else 0  # the scale
-        return 2 * self.num_seqs * self.num_keys * self.num_kv_heads * head_bytes
+        num_heads = self.num_kv_heads * (1 if self.is_latent else 2)
+        return self.num_seqs * self.num_keys * num_heads * head_bytes
 
     @property
     def num_operations(self) -> int:
@@ -70,6 +76,7 @@ DECODES = [
     Attention(64, 1024, 1, 32, 32),
     Attention(64, 1024, 1),
     Attention(64, 1024, 1, 64, 8),
+    Attention(64, 1024, 1, 128, 1, 576),
     Attention(64, 1024, 1, kv_dtype="int8"),
     Attention(64, 1024, 1, kv_dtype="fp8_e4m3fn"),
     Attention(1, 65536, 1),
@@ -141,6 +148,7 @@ def make_inputs(case: Attention, device: str) -> Inputs:
         head_dim=case.head_dim,
         dtype=case.kv_dtype,
         device=torch.device(device),
+        is_latent=case.is_latent,
     )
     keys, values, scales = cache.layers[0]
     for store in (keys, values):
@@ -171,7 +179,7 @@ def attention_items(case: Attention, device: str, roofs: dict[str, float]) -> li
         name: lambda name=name: ours(case, _inputs_of(case, device), name, device)
         for name in IMPLEMENTATIONS
     }
-    if device == "cuda" and case.kv_dtype == "bf16":
+    if device == "cuda" and case.kv_dtype == "bf16" and not case.is_latent:
         for backend in ("FLASH_ATTENTION", "CUDNN_ATTENTION"):
             name = f"torch {backend.lower()}, contiguous"
             sides[name] = partial(torch_attention, case, backend, device)

@@ -39,6 +39,7 @@ OTHER_TESTS = (
         "encoders_attention",
         "device_norms",
         "device_experts",
+        "device_latents",
         "coded_caches",
         "coded_results",
         "native_coded_attention",

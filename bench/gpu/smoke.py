@@ -82,19 +82,13 @@ def row_items(device: str) -> list[Item]:
         return sides("gated_activation", run, "codes" if codes else "bf16")
 
     def layer_norm(kind: str) -> dict[str, Any]:
-        def run(op: Callable[..., Any]) -> Tensor:
-            x, weight = _random(device, 5, 1024) + 2, torch.ones(1024, device=device)
-            y: Tensor = op(x, weight, weight, 1e-5, kind=kind, out_dtype=torch.bfloat16)
-            return y
-
-        return sides("norm", run, "bf16")
+        x, weight = _random(device, 5, 1024) + 2, torch.ones(1024, device=device)
+        given = (x, weight, weight, 1e-5)
+        return sides("norm", lambda op: op(*given, kind=kind, out_dtype=torch.bfloat16), "bf16")
 
     def other_activation(op_name: str, name: str) -> dict[str, Any]:
-        def run(op: Callable[..., Any]) -> Tensor:
-            y: Tensor = op(_random(device, 5, 2048), name, out_dtype=torch.bfloat16)
-            return y
-
-        return sides(op_name, run, "bf16")
+        x = _random(device, 5, 2048)
+        return sides(op_name, lambda op: op(x, name, out_dtype=torch.bfloat16), "bf16")
 
     activations = ("silu", "gelu_tanh", "gelu", "relu", "relu2")
     pairs = [("activation", name) for name in activations]
@@ -186,7 +180,15 @@ def expert_items(device: str) -> list[Item]:
         return sides("grouped_linear", run, "codes" if format == "fp8" else "fp32")
 
     scorings, formats = ("softmax", "sigmoid", "sparsemixer"), ("bf16", "int4", "int8", "fp8")
+
+    def heads(num_rows: int) -> dict[str, Any]:
+        """Each head's own matrix, in tiles of few rows and of many."""
+        x = _random(device, num_rows, EXPERTS * 256).bfloat16()
+        table = _random_experts(device, "bf16")
+        return sides("head_linear", lambda op: op(x, table, out_dtype=torch.float32), "fp32")
+
     return [
+        *(Item(f"head_linear, {num_rows} rows", partial(heads, num_rows)) for num_rows in (3, 40)),
         *(Item(f"route, {scoring}", partial(route, scoring)) for scoring in scorings),
         Item("group_rows", group),
         *(
@@ -228,7 +230,7 @@ def attention_items(device: str) -> list[Item]:
 
     def rotate(case: Attention, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
         inputs = make_inputs(case, device)
-        num_heads = case.num_q_heads + 2 * case.num_kv_heads
+        num_heads = case.num_q_heads + (1 if case.is_latent else 2) * case.num_kv_heads
         qkv = _random(device, len(inputs.q), num_heads * case.head_dim).to(dtype)
         angles = _random(device, case.num_keys, case.head_dim // 2)
 
@@ -238,7 +240,8 @@ def attention_items(device: str) -> list[Item]:
             if isinstance(scales, CacheScales):
                 scales = CacheScales(*(one.clone() for one in scales))
             q = op(
-                qkv, keys, values, inputs.step.positions, inputs.step.slots,
+                qkv, keys, None if case.is_latent else values,
+                inputs.step.positions, inputs.step.slots,
                 angles.cos(), angles.sin(), num_q_heads=case.num_q_heads, q_norm=None,
                 k_norm=None, norm_eps=1e-5, out_dtype=torch.bfloat16, scales=scales,
             )  # fmt: skip
@@ -252,7 +255,7 @@ def attention_items(device: str) -> list[Item]:
         for num_seqs, num_keys, num_rows in ((3, 700, 1), (2, 70, 70))
         for num_kv_heads, head_dim, kv_dtype in (
             (8, 64, "bf16"), (2, 128, "bf16"), (1, 256, "bf16"), (2, 128, "int8"),
-            (2, 128, "fp8_e4m3fn"), (2, 128, "fp8_e5m2"),
+            (2, 128, "fp8_e4m3fn"), (2, 128, "fp8_e5m2"), (1, 576, "bf16"), (1, 576, "int8"),
         )
     ]  # fmt: skip
     return [
@@ -264,6 +267,7 @@ def attention_items(device: str) -> list[Item]:
             ("rope_cache_write", rotate),
             ("rope_cache_write of bf16", partial(rotate, dtype=torch.bfloat16)),
         )
+        if not case.is_latent or "slopes" not in op
     ]
 
 

@@ -11,8 +11,10 @@
 namespace lmi::cuda {
 
 constexpr int kMinSplitTokens = 256;
-constexpr int kSplitUnit = 64;  // keys that the decode kernel takes at once
-constexpr int kMaxHeadDim = 256;
+constexpr int kSplitUnit = 64;      // keys that the decode kernel takes at once
+constexpr int kMaxHeadDim = 256;    // of keys with values of their own
+constexpr int kMaxLatentDim = 576;  // of keys that are the values, too
+constexpr int kLatentRows = 64;
 constexpr int kNarrowHeadDim = 64;
 
 // Shared memory that a block takes at most, for narrow heads, as every GPU has it, and for others.
@@ -23,13 +25,26 @@ constexpr int kWideHeadBytes = 132 << 10;
 // for more.
 LMI_HOST_DEVICE constexpr int prefill_tile_rows(int head_dim) { return head_dim <= 128 ? 128 : 64; }
 
-// Query heads of a KV head: a tile has a token's.
-constexpr int max_group(int head_dim) { return prefill_tile_rows(head_dim); }
+// Query heads of a KV head: a tile has a token's, but for latent heads, of which several tiles do.
+constexpr int max_group(int head_dim) {
+  return head_dim > kMaxHeadDim ? 1024 : prefill_tile_rows(head_dim);
+}
+
+// Tokens of a prefill tile, or of the tiles of one.
+LMI_HOST_DEVICE constexpr int prefill_tile_tokens(int group, int head_dim) {
+  return greater_of(prefill_tile_rows(head_dim) / group, 1);
+}
+
+// Of what runs at once, what a piece of a decode's keys takes. Of latent heads a block has as many
+// rows as a tile, and takes the place of two blocks of others.
+constexpr int slots_of_piece(int num_q_heads, int num_kv_heads, int head_dim) {
+  return head_dim > kMaxHeadDim ? 2 * ceil_div(num_q_heads, kLatentRows) : num_kv_heads;
+}
 
 // The most keys that one block takes of a decode: an equal share, so that none runs long after the
 // others, of whole units and not below kMinSplitTokens.
-inline int32_t split_tokens_for(int64_t total_keys, int32_t num_slots, int32_t num_kv_heads) {
-  const int64_t num_shares = greater_of(num_slots / num_kv_heads, 1);
+inline int32_t split_tokens_for(int64_t total_keys, int32_t num_slots, int32_t slots_of_piece) {
+  const int64_t num_shares = greater_of(num_slots / slots_of_piece, 1);
   const int64_t share = ceil_div(total_keys, num_shares);
   return static_cast<int32_t>(
       round_up(greater_of<int64_t>(share, kMinSplitTokens), int64_t{kSplitUnit}));
@@ -70,9 +85,11 @@ inline AttentionLists list_attention(const LmiAttentionLists& request) {
   const int32_t split_tokens =
       request.split_tokens > 0
           ? request.split_tokens
-          : split_tokens_for(total_keys, request.num_slots, request.num_kv_heads);
+          : split_tokens_for(
+                total_keys, request.num_slots,
+                slots_of_piece(request.num_q_heads, request.num_kv_heads, request.head_dim));
   const int32_t group = request.num_q_heads / request.num_kv_heads;
-  const int32_t tile_tokens = prefill_tile_rows(request.head_dim) / group;
+  const int32_t tile_tokens = prefill_tile_tokens(group, request.head_dim);
   for (int32_t seq = 0; seq < request.num_seqs; ++seq) {
     const int32_t num_rows = request.num_rows[seq];
     if (num_rows == 1) {

@@ -168,6 +168,16 @@ __device__ inline const uint8_t* right_matrix_row(const uint8_t* matrix, int row
   return matrix + (first + lane / 16 * 8 + lane % 8) * row_bytes + (column + lane / 8 % 2 * 8) * 2;
 }
 
+inline int32_t check_latent_attention(const char* name, const LmiAttention& args) {
+  if (args.num_kv_heads == 1 && args.keys == args.values && args.window == 0 &&
+      args.soft_cap == 0.0f && args.slopes == nullptr && args.sinks == nullptr) {
+    return kOk;
+  }
+  return fail(std::string(name) + ": heads of " + std::to_string(args.head_dim) +
+              " can be had of one KV head whose keys are the values, without windows, soft caps, " +
+              "slopes and sinks");
+}
+
 inline int32_t check_attention(const char* name, const LmiAttention& args) {
   const int32_t group = args.num_kv_heads > 0 ? args.num_q_heads / args.num_kv_heads : 0;
   if (group < 1 || group > max_group(args.head_dim) || args.num_q_heads % args.num_kv_heads != 0) {
@@ -175,9 +185,12 @@ inline int32_t check_attention(const char* name, const LmiAttention& args) {
                 std::to_string(args.num_kv_heads) + " KV heads; at most " +
                 std::to_string(max_group(args.head_dim)) + " to one");
   }
-  if (args.head_dim < 8 || args.head_dim > kMaxHeadDim || args.head_dim % 8 != 0) {
+  if (args.head_dim < 8 || args.head_dim > kMaxLatentDim || args.head_dim % 8 != 0) {
     return fail(std::string(name) + ": heads of " + std::to_string(args.head_dim) +
-                "; multiples of 8 up to " + std::to_string(kMaxHeadDim) + " can be had");
+                "; multiples of 8 up to " + std::to_string(kMaxLatentDim) + " can be had");
+  }
+  if (args.head_dim > kMaxHeadDim) {
+    if (const int32_t status = check_latent_attention(name, args)) return status;
   }
   if (const int32_t status = check_bf16(name, args.dtype)) return status;
   const bool is_code =

@@ -5,6 +5,7 @@
 // neighbouring bytes of a row and they are its part of two products. It copies them into shared
 // memory a few steps ahead and reads its own only, so that nothing is waited for but the memory.
 #include "cuda/fragment.h"
+#include "cuda/head_linear.cuh"
 #include "cuda/launch.cuh"
 #include "cuda/linear_experts.cuh"
 
@@ -31,7 +32,8 @@ __device__ void prefetch_weight(const Args& args) {
   prefetch(static_cast<const T*>(args.weight) + output * args.num_inputs + input);
 }
 
-template <typename T, typename Y, bool kIsExperts, typename Args>
+// kHasOwnRows: where rows lie, the arguments say.
+template <typename T, typename Y, bool kHasOwnRows, typename Args>
 __device__ void multiply_few_rows(const Args& args) {
   const int64_t num_inputs = args.num_inputs;
   const int first_output = static_cast<int>(blockIdx.x) * kOutputs;
@@ -39,7 +41,7 @@ __device__ void multiply_few_rows(const Args& args) {
   const T* low = static_cast<const T*>(args.weight) + (first_output + group) * num_inputs;
   const T* high = low + 8 * num_inputs;
   const bool is_row = group < args.num_rows;
-  const int row = is_row ? source_row<kIsExperts>(args, group) : 0;
+  const int row = is_row ? source_row<kHasOwnRows>(args, group) : 0;
   const T* x = static_cast<const T*>(args.x) + row * num_inputs;
   const bool is_low = first_output + group < args.num_outputs;
   const bool is_high = first_output + group + 8 < args.num_outputs;
@@ -97,7 +99,9 @@ __device__ void multiply_few_rows(const Args& args) {
     for (int i = 0; i < 2; ++i) totals[i] += own.at[i];
   }
   for (int i = 0; i < 2 && 2 * pair + i < args.num_rows; ++i) {
-    const int64_t at = int64_t{2 * pair + i} * args.num_outputs + first_output + output;
+    int64_t y_stride = args.num_outputs;
+    if constexpr (kHasOwnRows) y_stride = args.y_stride;
+    const int64_t at = (2 * pair + i) * y_stride + first_output + output;
     static_cast<Y*>(args.y)[at] = from_float<Y>(totals[i]);
   }
 }
@@ -119,6 +123,15 @@ __global__ void __launch_bounds__(kWarps* kWarpSize)
   multiply_few_rows<T, float, true>(own);
 }
 
+template <typename T, typename Y>
+__global__ void __launch_bounds__(kWarps* kWarpSize)
+    few_head_rows_kernel(const LmiHeadLinear args) {
+  wait_for_earlier_kernels();
+  const auto own = head_product<T, Y>(args, static_cast<int>(blockIdx.y));
+  prefetch_weight<T>(own);
+  multiply_few_rows<T, Y, true>(own);
+}
+
 }  // namespace
 
 int32_t launch_few_expert_rows(const LmiLinearExperts& args, void* stream) {
@@ -126,6 +139,14 @@ int32_t launch_few_expert_rows(const LmiLinearExperts& args, void* stream) {
                      most_expert_tiles(args.num_rows, args.num_experts, kRows)};
   return launch("linear_experts", few_expert_rows_kernel<bf16>, grid, kWarps * kWarpSize,
                 kSharedBytes, stream, args);
+}
+
+int32_t launch_few_head_rows(const LmiHeadLinear& args, void* stream) {
+  const Grid grid = {ceil_div(args.num_outputs, kOutputs), args.num_heads};
+  return with_dtype("head_linear", args.y_dtype, [&](auto element) {
+    return launch("head_linear", few_head_rows_kernel<bf16, decltype(element)>, grid,
+                  kWarps * kWarpSize, kSharedBytes, stream, args);
+  });
 }
 
 }  // namespace lmi::cuda

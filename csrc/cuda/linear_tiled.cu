@@ -4,6 +4,7 @@
 // A block takes 64 rows and 64 outputs, a warp a quarter of them; 32 inputs of both are in shared
 // memory at a time, in rows padded so that the threads of a read find theirs in different banks.
 #include "cuda/fragment.h"
+#include "cuda/head_linear.cuh"
 #include "cuda/launch.cuh"
 #include "cuda/linear_experts.cuh"
 
@@ -41,7 +42,8 @@ __device__ Piece<T> load_piece(const T* matrix, int row, bool is_row, int input,
   return piece;
 }
 
-template <typename T, typename Y, bool kIsWide, bool kIsExperts, typename Args>
+// kHasOwnRows: where rows lie, the arguments say.
+template <typename T, typename Y, bool kIsWide, bool kHasOwnRows, typename Args>
 __device__ void multiply_tile(const Args& args, int first_row) {
   using Row = Piece<T>[kPieces + 1];
   Row* x = reinterpret_cast<Row*>(shared_memory());
@@ -60,7 +62,7 @@ __device__ void multiply_tile(const Args& args, int first_row) {
       const int piece = index % kPieces;
       const int input = first + piece * kPieceInputs;
       const bool is_row = first_row + row < args.num_rows;
-      const int source = is_row ? source_row<kIsExperts>(args, first_row + row) : 0;
+      const int source = is_row ? source_row<kHasOwnRows>(args, first_row + row) : 0;
       x[row][piece] = load_piece<kIsWide>(static_cast<const T*>(args.x), source, is_row, input,
                                           args.num_inputs);
       weight[row][piece] =
@@ -120,6 +122,13 @@ __global__ void __launch_bounds__(kThreads) expert_tiles_kernel(const LmiLinearE
   }
 }
 
+template <typename T, typename Y, bool kIsWide>
+__global__ void __launch_bounds__(kThreads) head_tiles_kernel(const LmiHeadLinear args) {
+  wait_for_earlier_kernels();
+  const auto own = head_product<T, Y>(args, static_cast<int>(blockIdx.z));
+  multiply_tile<T, Y, kIsWide, true>(own, static_cast<int>(blockIdx.y) * kTile);
+}
+
 }  // namespace
 
 int32_t launch_expert_tiles(const LmiLinearExperts& args, void* stream) {
@@ -127,6 +136,17 @@ int32_t launch_expert_tiles(const LmiLinearExperts& args, void* stream) {
                      most_expert_tiles(args.num_rows, args.num_experts, kTile)};
   return launch("linear_experts", expert_tiles_kernel<bf16>, grid, kThreads, kSharedBytes, stream,
                 args);
+}
+
+int32_t launch_head_tiles(const LmiHeadLinear& args, bool is_wide, void* stream) {
+  const Grid grid = {ceil_div(args.num_outputs, kTile), ceil_div(args.num_rows, kTile),
+                     args.num_heads};
+  return with_dtype("head_linear", args.y_dtype, [&](auto element) {
+    return with_bool(is_wide, [&](auto is_wide_type) {
+      const auto kernel = head_tiles_kernel<bf16, decltype(element), decltype(is_wide_type)::value>;
+      return launch("head_linear", kernel, grid, kThreads, kSharedBytes, stream, args);
+    });
+  });
 }
 
 }  // namespace lmi::cuda

@@ -14,7 +14,7 @@
 extern "C" {
 #endif
 
-#define LMI_CUDA_VERSION 17 /* changes with any signature or struct here or in step_list.h */
+#define LMI_CUDA_VERSION 18 /* changes with any signature or struct here or in step_list.h */
 
 #if defined(__GNUC__)
 #define LMI_CUDA_API __attribute__((visibility("default")))
@@ -137,7 +137,9 @@ LMI_CUDA_API int32_t lmi_cuda_activation(const LmiActivation* args, void* stream
  * q [num_tokens, num_q_heads, head_dim] in q_dtype, keys and values to their slots of one layer's
  * [slots, num_kv_heads, head_dim] in kv_dtype. qkv: fp32 [num_tokens, num_q_heads +
  * 2 num_kv_heads, head_dim]; cos, sin: fp32 [positions, half_rotary]; dimension i < half_rotary
- * turns with i + half_rotary.
+ * turns with i + half_rotary. Where `values` is NULL, keys are the values, too, and qkv has none.
+ * `latent`, unless NULL: [num_tokens, head_dim] in qkv_dtype, the one key head, which qkv hasn't
+ * then; without values.
  *
  * int8: codes of a head are multiples of a 127th of its largest magnitude, which goes to
  * key_scales and value_scales [slots, num_kv_heads]. e4m3, e5m2: codes are heads divided by
@@ -167,6 +169,7 @@ typedef struct {
   float key_scale;
   float value_scale;
   int32_t qkv_dtype;
+  const void* latent;
 } LmiRopeCacheWrite;
 LMI_CUDA_API int32_t lmi_cuda_rope_cache_write(const LmiRopeCacheWrite* args, void* stream);
 
@@ -217,9 +220,9 @@ typedef struct {
   const int32_t* num_rows;   /* [num_seqs] */
   const int32_t* kv_lengths; /* [num_seqs], with the rows of the step */
   int32_t num_seqs;
-  int32_t num_q_heads; /* at most 128 times num_kv_heads, of heads over 128 64 times */
+  int32_t num_q_heads; /* at most 128 times num_kv_heads; 64, 1024: of heads over 128, 256 */
   int32_t num_kv_heads;
-  int32_t head_dim;     /* at most 256, a multiple of 8 */
+  int32_t head_dim;     /* at most 576, a multiple of 8 */
   int32_t window;       /* keys that a query sees, its own among them; 0: all */
   int32_t num_slots;    /* blocks that the device runs at once, and decodes should be split for */
   int32_t split_tokens; /* 0: as num_slots wants; else a multiple of 64 */
@@ -239,7 +242,8 @@ LMI_CUDA_API int32_t lmi_cuda_list_attention(LmiAttentionLists* lists, void* str
  * are multiples of key_scales and value_scales [slots, num_kv_heads]. Results are multiples of
  * value_scale, which is 1 but for e4m3 and e5m2; the one of keys is to be part of scale. Scores
  * lose their head's slope, unless NULL, for each position from the query back to the key, behind
- * the cap; of the softmax, a head's sink has the share of a score of that size. */
+ * the cap; of the softmax, a head's sink has the share of a score of that size. Heads over 256 are
+ * those of one KV head, keys their values, without window, cap, slopes and sinks. */
 typedef struct {
   const void* q;
   const void* keys;

@@ -61,6 +61,22 @@ typedef struct {
 } LmiLinearExperts;
 LMI_CUDA_API int32_t lmi_cuda_linear_experts(const LmiLinearExperts* args, void* stream);
 
+/* Each head's columns times its own matrix: x [num_rows, num_heads num_inputs] in dtype, bf16 -> y
+ * [num_rows, num_heads num_outputs] in y_dtype, fp32 or bf16. How a row is summed depends on the
+ * number of rows. */
+typedef struct {
+  const void* x;
+  void* y;
+  const uint64_t* matrices; /* [num_heads]: where each lies, on 16 bytes */
+  int32_t num_heads;        /* at most 65535 */
+  int32_t num_rows;
+  int32_t num_outputs;
+  int32_t num_inputs;
+  int32_t dtype;
+  int32_t y_dtype;
+} LmiHeadLinear;
+LMI_CUDA_API int32_t lmi_cuda_head_linear(const LmiHeadLinear* args, void* stream);
+
 /* As linear_few_rows for any number of rows and a weight in int4 panels (csrc/cpu/kernels.h).
  * Outputs of a gated one come out as gate before up; num_outputs counts both. More rows than
  * max_packed_rows, with room to unpack the weight into, take linear_dense's way: weights are

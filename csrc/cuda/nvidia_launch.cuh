@@ -15,6 +15,16 @@ inline int32_t check(const char* name, cudaError_t error) {
   return static_cast<int32_t>(error);
 }
 
+// Of a block's shared memory on the calling thread's device.
+inline int32_t find_most_shared_bytes(int32_t* num_bytes) {
+  int device = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) {
+    error = cudaDeviceGetAttribute(num_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  }
+  return check("a device's shared memory", error);
+}
+
 // Enqueues the kernel; `name` is for messages. An empty grid is no work.
 template <typename Args>
 int32_t launch(const char* name, void (*kernel)(Args), Grid grid, int num_threads, int shared_bytes,

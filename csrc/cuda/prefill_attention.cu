@@ -6,6 +6,7 @@
 #include "cuda/attention_tile.cuh"
 #include "cuda/fp16_queries.cuh"
 #include "cuda/kv_codes.cuh"
+#include "cuda/latent_attention.h"
 #include "cuda/tile_copies.cuh"
 
 namespace lmi::cuda {
@@ -355,6 +356,7 @@ int32_t lmi_cuda_prefill_attention(const LmiAttention* args, void* stream) {
   if (const int32_t status = check_attention("prefill_attention", *args); status != kOk) {
     return status;
   }
+  if (args->head_dim > kMaxHeadDim) return launch_latent_attention(*args, false, stream);
   return with_head_dim(*args, [&](auto dim) {
     using T = bf16;
     constexpr int kDim = decltype(dim)::value;

@@ -121,12 +121,17 @@ __device__ void store_in_cache(const Head& head, void* store, int64_t row, int h
   });
 }
 
+// Queries, keys and, if they aren't keys, values.
+LMI_HOST_DEVICE inline int num_heads_of(const LmiRopeCacheWrite& args) {
+  return args.num_q_heads + (args.values == nullptr ? 1 : 2) * args.num_kv_heads;
+}
+
 template <typename X, typename Q, typename KV, int kWidth>
 __global__ void rope_cache_write_kernel(const LmiRopeCacheWrite args) {
   wait_for_earlier_kernels();
   const int head = static_cast<int>(blockIdx.y) * kWarps + warp_id();
   const int num_rotated = args.num_q_heads + args.num_kv_heads;
-  const int num_heads = num_rotated + args.num_kv_heads;
+  const int num_heads = num_heads_of(args);
   if (head >= num_heads) return;
   const int64_t token = blockIdx.x;
   const X* source = static_cast<const X*>(args.qkv) + (token * num_heads + head) * args.head_dim;
@@ -164,12 +169,26 @@ int32_t lmi_cuda_rope_cache_write(const LmiRopeCacheWrite* args, void* stream) {
     return fail("rope_cache_write: " + std::to_string(2 * args->half_rotary) +
                 " rotary dimensions of a head of " + std::to_string(args->head_dim));
   }
-  if (args->kv_dtype == LMI_I8 && (args->key_scales == nullptr || args->value_scales == nullptr)) {
+  const bool has_scales =
+      args->key_scales != nullptr && (args->value_scales != nullptr || args->values == nullptr);
+  if (args->kv_dtype == LMI_I8 && !has_scales) {
     return fail("rope_cache_write: an int8 cache without scales");
   }
+  if (args->latent != nullptr && (args->num_kv_heads != 1 || args->values != nullptr)) {
+    return fail("rope_cache_write: a latent beside values, or for " +
+                std::to_string(args->num_kv_heads) + " KV heads");
+  }
+  if (args->latent != nullptr) {  // by a launch of its own: a choice of sources costs loads ahead
+    LmiRopeCacheWrite queries = *args;
+    LmiRopeCacheWrite keys = *args;
+    queries.num_kv_heads = keys.num_q_heads = 0;
+    keys.qkv = args->latent;
+    queries.latent = keys.latent = nullptr;
+    const int32_t status = lmi_cuda_rope_cache_write(&queries, stream);
+    return status == kOk ? lmi_cuda_rope_cache_write(&keys, stream) : status;
+  }
   const bool is_wide = args->head_dim % 4 == 0 && args->half_rotary % 4 == 0;
-  const int num_heads = args->num_q_heads + 2 * args->num_kv_heads;
-  const Grid grid = {args->num_tokens, ceil_div(num_heads, kWarps)};
+  const Grid grid = {args->num_tokens, ceil_div(num_heads_of(*args), kWarps)};
   return with_operands("rope_cache_write", args->qkv_dtype, args->q_dtype, [&](auto x, auto q) {
     return with_cache_dtype("rope_cache_write", args->kv_dtype, [&](auto kv) {
       using X = decltype(x);

@@ -98,7 +98,8 @@ inline int32_t most_decode_work(const AttentionShape& shape, const LmiStepSizes&
   if (sizes.split_tokens > 0) {
     return static_cast<int32_t>(num_seqs * (num_keys / sizes.split_tokens + 2));
   }
-  return greater_of(sizes.num_attention_slots / shape.num_kv_heads, 1) + 2 * num_seqs;
+  const int32_t slots = slots_of_piece(shape.num_q_heads, shape.num_kv_heads, shape.head_dim);
+  return greater_of(sizes.num_attention_slots / slots, 1) + 2 * num_seqs;
 }
 
 // Who attends to what; the lengths are of the arrays' host side, and must outlive the call.

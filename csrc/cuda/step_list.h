@@ -70,6 +70,7 @@ enum {
   LMI_NODE_SHARE_TOKENS = 21,     /* LmiShareTokens: token_ids, what is sampled; once */
   LMI_NODE_SQUARE_HEADS = 22,     /* LmiSquareHeads */
   LMI_NODE_SCALE_HEADS = 23,      /* LmiScaleHeads */
+  LMI_NODE_HEAD_LINEAR = 24,      /* LmiHeadLinear */
 };
 enum { LMI_TOKEN_ROWS = 0, LMI_LOGIT_ROWS = 1, LMI_EXPERT_ROWS = 2 };
 /* The arguments are copied; what they point to must outlive the list. The algorithms of dense

@@ -96,6 +96,8 @@ Launch step_node(int32_t node, int32_t rows, const void* args) {
       return row_node(args, rows, lmi_cuda_quantize_rows);
     case LMI_NODE_LINEAR_QUANTIZED:
       return row_node(args, rows, lmi_cuda_linear_quantized);
+    case LMI_NODE_HEAD_LINEAR:
+      return row_node(args, rows, lmi_cuda_head_linear);
     case LMI_NODE_ROUTE:
       return row_node(args, rows, lmi_cuda_route);
     case LMI_NODE_GROUP_ROWS:

@@ -103,5 +103,15 @@ TEST(attention_lists_splits) {
   EXPECT_EQ(mixed.decode.front().end - mixed.decode.front().begin, 1984);
 }
 
+// Tiles of 64 rows: several tokens of 16 latent heads, and a token of 128 in two blocks, of which a
+// multiprocessor runs one at a time.
+TEST(attention_lists_of_latent_heads) {
+  EXPECT_EQ(prefill_tile_tokens(16, 576), 4);
+  EXPECT_EQ(prefill_tile_tokens(128, 576), 1);
+  EXPECT_EQ(slots_of_piece(16, 1, 576), 2);
+  EXPECT_EQ(slots_of_piece(128, 1, 576), 4);
+  EXPECT_EQ(slots_of_piece(128, 8, 128), 8);
+}
+
 }  // namespace
 }  // namespace lmi::cuda

@@ -156,6 +156,7 @@ def test_what_runs_for_any_company(monkeypatch: pytest.MonkeyPatch) -> None:
         "linear_packed",
         "linear_quantized",
         "grouped_linear",
+        "head_linear",
         "attention",
     }
     assert chosen["rms_norm"] == "triton"

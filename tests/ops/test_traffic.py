@@ -106,6 +106,20 @@ def test_prefill_attention(ops: ModuleType, head_dim: int) -> None:
     assert_cheap(attention_of(ops, case, torch.bfloat16))
 
 
+@pytest.mark.parametrize("sequences", [((99, 1),), ((0, 8),)])
+@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float8_e4m3fn])
+def test_latent_attention(
+    ops: ModuleType, stored: torch.dtype, sequences: tuple[tuple[int, int], ...]
+) -> None:
+    case, cpu = PagedCase(sequences, 16, 1, 576), torch.device("cpu")
+    keys = aligned(case.cache(cpu, torch.bfloat16)[0].nan_to_num().to(stored))
+    q = aligned(random(case.num_tokens, 16 * 576).bfloat16())
+    scales = None if stored == torch.bfloat16 else FixedScales(1.0, 1.0)
+    settings = {"scale": 0.1, "window": 0, "soft_cap": 0.0, "scales": scales}
+    step = case.step(cpu)
+    assert_cheap(lambda: ops.attention(q, keys, keys, step, num_q_heads=16, **settings))
+
+
 @pytest.mark.parametrize("rows", [1, 8])
 def test_few_rows(ops: ModuleType, rows: int) -> None:
     x, weight = aligned(random(rows, 2048).bfloat16()), aligned(random(64, 2048).bfloat16())

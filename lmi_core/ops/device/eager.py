@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lmi_core.ops.device.adapter_table import AdapterTable
 from lmi_core.ops.device.device_step import DeviceStep
-from lmi_core.ops.device.expert_rows import ExpertTable, heads_of_rows
+from lmi_core.ops.device.expert_rows import ExpertTable
 from lmi_core.ops.device.kept_nodes import KeptNodes
 from lmi_core.ops.device.kept_table import KeptTable
 from lmi_core.ops.device.packed_weight import PackedWeight
@@ -44,8 +44,8 @@ class EagerGraph(KeptNodes):
         results.sort(key=lambda node: _RESULTS.index(node.op))
         self._results = [next(iter(node.operands.values())) for node in results]
         self._sees_later = any(node.attributes.get("sees_later") for node in graph.nodes)
-        self._groups_in_torch = kernels.chosen["grouped_linear"] in ("torch", "by row")
-        self.reads_counts = self._groups_in_torch and any(
+        groups_in_torch = kernels.chosen["grouped_linear"] in ("torch", "by row")
+        self.reads_counts = groups_in_torch and any(
             node.op == "grouped_linear" and isinstance(node.attributes["weight"], ExpertMatrices)
             for node in graph.nodes
         )
@@ -292,24 +292,9 @@ class EagerGraph(KeptNodes):
         assert isinstance(weight, ExpertMatrices)
         table = self._expert_table(weight)
         dtype = self._act if out_dtype == "act" else torch.float32
-
-        def compute_all(replay: Replay) -> Tensor:
-            """Heads as experts that every row has, without a launch for each."""
-            rows = heads_of_rows(len(replay[x]), num_heads, self.device)
-            each = replay[x].view(-1, weight.num_inputs)
-            y = self.kernels.grouped_linear(each, None, rows, table, None, is_by_token=True)
-            by_head = y.to(dtype).view(num_heads, -1, weight.num_outputs)
-            return cast(Tensor, by_head.transpose(0, 1).flatten(1))
-
-        if table.are_alike and not self._groups_in_torch:
-            return compute_all
-
-        def compute(replay: Replay) -> Tensor:
-            columns = replay[x].chunk(num_heads, dim=1)
-            parts = [table.multiply(head, part, None) for head, part in enumerate(columns)]
-            return torch.cat(parts, dim=1).to(dtype)
-
-        return compute
+        return lambda replay: cast(
+            Tensor, self.kernels.head_linear(replay[x], table, out_dtype=dtype)
+        )
 
     def _lora_add(
         self, result: Handle, x: Handle, y: Handle, *, table: AdapterTable, linear_id: int

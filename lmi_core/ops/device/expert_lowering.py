@@ -1,4 +1,4 @@
-"""Experts of a step list: routing, rows by expert, their products and sums."""
+"""Experts of a step list: routing, rows by expert, their products and sums; heads' products."""
 
 from __future__ import annotations
 
@@ -15,7 +15,12 @@ from lmi_core.ops.device.recorded_steps import OneRow, Value
 from lmi_core.ops.device.row_lowering import RowLowering
 from lmi_core.ops.device.torch_weights import DeviceWeight
 from lmi_core.ops.graph import ExpertMatrices, Handle, LinearWeight
-from lmi_core.ops.kernels.cuda.experts import SCORINGS, not_covered, routing_not_covered
+from lmi_core.ops.kernels.cuda.experts import (
+    SCORINGS,
+    heads_not_covered,
+    not_covered,
+    routing_not_covered,
+)
 
 
 class ExpertLowering(RowLowering):
@@ -143,6 +148,29 @@ class ExpertLowering(RowLowering):
             num_inputs=weight.num_inputs,
             dtype=x.dtype,
             **lists,
+        )
+
+    def _head_linear(
+        self, y: Handle, x: Handle, *, weight: LinearWeight, num_heads: int, out_dtype: str
+    ) -> None:
+        self._want_native("head_linear")
+        assert isinstance(weight, ExpertMatrices)
+        table = ExpertTable(weight.experts, _multiplied_together)
+        reason = heads_not_covered(self._act, table)
+        if reason:
+            raise NotNativeError("head_linear", f"the CUDA kernel has no {reason}")
+        result = self._new(y)
+        self._node(
+            "head_linear",
+            x.rows,
+            x=self._of_handles[x],
+            y=result,
+            matrices=lambda: table.addresses,  # of matrices that it keeps
+            num_heads=num_heads,
+            num_outputs=weight.num_outputs,
+            num_inputs=weight.num_inputs,
+            dtype=self._act,
+            y_dtype=result.dtype,
         )
 
     def _group(self, routes: Handle, num_experts: int) -> tuple[Value, Value, Value]:

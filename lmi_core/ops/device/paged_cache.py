@@ -61,7 +61,7 @@ class PagedCache:
         self._num_layers, self._num_kv_heads = num_layers, num_kv_heads
         self._dtype, self._device = dtype, device
         self._fixed_scales = fixed_scales or (FixedScales(),) * num_layers
-        self._is_latent = is_latent
+        self.is_latent = is_latent
         self._stores: tuple[Tensor, ...] = ()
         self.layers: list[tuple[Tensor, Tensor, Scales]] = []
         """Of each: keys, values [slots, kv heads, head_dim] and the scales of 8-bit ones."""
@@ -73,7 +73,7 @@ class PagedCache:
         self.layers = []
         shape = (self._num_layers, num_blocks * self.block_size, self._num_kv_heads)
         dtype = KV_DTYPES[self._dtype]
-        num_parts = 1 if self._is_latent else 2
+        num_parts = 1 if self.is_latent else 2
         stores = [
             torch.empty(*shape, self.head_dim, dtype=dtype, device=self._device)
             for _ in range(num_parts)
@@ -81,14 +81,14 @@ class PagedCache:
         if self._dtype == "int8":
             stores += [torch.empty(shape, device=self._device) for _ in range(num_parts)]
         self._stores = tuple(stores)
-        if self._is_latent:
+        if self.is_latent:
             stores = [store for store in stores for _ in range(2)]
         for layer in range(self._num_layers):
             keys, values, *rows = (store[layer] for store in stores)
             scales: Scales = CacheScales(*rows) if rows else None
             if self._dtype in FLOAT8_DTYPES:
                 scales = self._fixed_scales[layer]
-                if self._is_latent:
+                if self.is_latent:
                     scales = FixedScales(scales.keys, scales.keys)
             self.layers.append((keys, values, scales))
 

@@ -183,6 +183,7 @@ class StepLowering(ExpertLowering):
         self,
         q: Handle,
         qkv: Handle,
+        latent: Handle | None = None,
         *,
         cache: PagedCache,
         layer: int,
@@ -190,6 +191,9 @@ class StepLowering(ExpertLowering):
         **settings: object,
     ) -> None:
         self._want_native("rope_cache_write")
+        cached = self._cached(cache, layer)
+        if latent is not None:
+            cached |= {"latent": self._of_handles[latent], "values": None}
         self._node(
             "rope_cache_write",
             "T",
@@ -201,7 +205,7 @@ class StepLowering(ExpertLowering):
             **settings,
             q_dtype=self._act,
             key_scale=fixed_of(cache.layers[layer][2]).keys,
-            **self._cached(cache, layer),
+            **cached,
         )
 
     def _attention(
@@ -225,7 +229,8 @@ class StepLowering(ExpertLowering):
         group = num_q_heads // keys.shape[1]
         shape = (self._act, keys.dtype, group, cache.head_dim, self.device)
         is_plain = settings.get("slopes") is None and settings.get("sinks") is None
-        reason = not_covered(*shape, is_plain=is_plain)
+        is_latent = cache.is_latent and not (settings["window"] or settings["soft_cap"])
+        reason = not_covered(*shape, is_plain=is_plain, is_latent=is_latent)
         if reason:
             raise NotNativeError("attention", f"the CUDA kernel has no {reason}")
         self._node(

@@ -40,6 +40,7 @@ IMPLEMENTATIONS = {
     "route": ("triton", "torch", "native"),
     "group_rows": ("triton", "torch", "native"),
     "grouped_linear": ("triton", "torch", "native"),
+    "head_linear": ("triton", "torch", "native"),
     "rope_cache_write": ("triton", "torch", "native"),
     "attention": ("triton", "torch", "native", "flash"),
     "sample": ("torch", "native"),
@@ -57,6 +58,7 @@ _FILES = {
     "route": "experts",
     "group_rows": "experts",
     "grouped_linear": "experts",
+    "head_linear": "experts",
 }
 """In which each package has an op, where that isn't called as the op is."""
 LAUNCH = "launch"
@@ -73,7 +75,10 @@ _MODULES = {
 """``by row``: torch a row at a time, so that no row's result depends on the rows beside it, since a
 library's sums may go another way for another shape. Whole forward passes run so, and ``sample``."""
 _KNOWN = ("native", "triton", "torch", "flash")
-_INVARIANT = ("linear", "linear_packed", "linear_quantized", "grouped_linear", "attention")
+_INVARIANT = (
+    *("linear", "linear_packed", "linear_quantized"),
+    *("grouped_linear", "head_linear", "attention"),
+)
 """Ops whose Triton kernels for any number of rows are not those that are fastest."""
 
 
@@ -95,6 +100,7 @@ class Kernels:
     route: Callable[..., Any]
     group_rows: Callable[..., Any]
     grouped_linear: Callable[..., Any]
+    head_linear: Callable[..., Any]
     rope_cache_write: Callable[..., Any]
     attention: Callable[..., Any]
     sample: Callable[..., Any]

@@ -65,7 +65,8 @@ def test_unpacked_weights(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("variant", "overlap"), [("llama2", False), ("llama2", True), ("mixtral", True)]
+    ("variant", "overlap"),
+    [("llama2", False), ("llama2", True), ("mixtral", True), ("deepseek_v3", True)],
 )
 def test_captured_decode_steps(
     variant: str, overlap: bool, monkeypatch: pytest.MonkeyPatch

@@ -91,6 +91,41 @@ def test_experts(variant: str, quantize: str, monkeypatch: pytest.MonkeyPatch) -
     assert STATES, "C++ didn't launch the steps"
 
 
+@pytest.mark.parametrize(
+    ("variant", "settings"),
+    [
+        ("deepseek_v2", {}),
+        ("deepseek_v3", {"quantize": "int8"}),
+        ("deepseek_v3", {"kv_dtype": "int8"}),
+    ],
+)
+def test_latent_attention(
+    variant: str, settings: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With and without a latent of queries. What torch gives, too, but for near ties."""
+    params = SamplingParams(max_new_tokens=3, ignore_eos=True, logprobs=2)
+    wanted = [(prompt, params) for prompt in prompts(3, 20)]
+    config = configured(variant, overlap=False, **settings)
+    results = assert_same(config, wanted, monkeypatch)
+    assert STATES, "C++ didn't launch the steps"
+    monkeypatch.setenv("LMI_OPS", "torch")
+    for events, others in zip(results, run(outcomes(config, wanted), 110), strict=True):
+        assert [event.token_id for event in events] == [event.token_id for event in others]
+
+
+def test_latents_of_wide_heads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As large as published models have them; in two chunks, then over several splits."""
+    sizes = {"num_hidden_layers": 2, "kv_lora_rank": 512, "qk_rope_head_dim": 64}
+    model = make_checkpoint(tmp_path / "model", "deepseek_v3", dtype="bfloat16", **sizes)
+    config = configured(
+        overlap=False, max_model_len=400, max_num_batched_tokens=192, kv_cache_bytes=8 << 20
+    )
+    params = SamplingParams(max_new_tokens=3, ignore_eos=True, logprobs=2)
+    wanted = [(prompt, params) for prompt in prompts(340, 5)]
+    assert_same(replace(config, model=model), wanted, monkeypatch)
+    assert STATES, "C++ didn't launch the steps"
+
+
 def test_the_runner_says_who_launches(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

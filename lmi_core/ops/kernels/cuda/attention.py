@@ -11,15 +11,16 @@ from torch import Tensor
 from lmi_core.ops.device.device_step import DeviceStep
 from lmi_core.ops.device.paged_cache import CODE_DTYPES, CacheScales, Scales, fixed_of
 from lmi_core.ops.kernels.cuda import library
-from lmi_core.ops.kernels.cuda.attention_lists import list_attention
+from lmi_core.ops.kernels.cuda.attention_lists import MAX_HEAD_DIM, list_attention
 from lmi_core.ops.kernels.fallback import fallback
 
 DTYPES = (torch.bfloat16,)
-MAX_HEAD_DIM = 256
+MAX_LATENT_DIM = 576
+"""Of heads over MAX_HEAD_DIM, whose keys are the values, too."""
 NARROW_HEAD_DIM = 64
 WIDE_HEAD_BYTES = 132 << 10
 """kWideHeadBytes of csrc/cuda/attention_lists.h: GPUs of sm_86 and sm_89 have less."""
-MAX_GROUPS = {128: 128, 256: 64}
+MAX_GROUPS = {128: 128, 256: 64, 576: 1024}
 """Query heads of a KV head, for heads of up to so many dimensions."""
 
 
@@ -49,7 +50,9 @@ def attention(
     num_kv_heads, head_dim = keys.shape[1:]
     group = num_q_heads // num_kv_heads
     reason = not_covered(
-        q.dtype, keys.dtype, group, head_dim, q.device, is_plain=slopes is None and sinks is None
+        *(q.dtype, keys.dtype, group, head_dim, q.device),
+        is_plain=slopes is None and sinks is None,
+        is_latent=keys.data_ptr() == values.data_ptr() and not (window or soft_cap),
     )
     if sees_later:
         reason = "tokens that see later ones"
@@ -139,15 +142,20 @@ def not_covered(
     device: torch.device,
     *,
     is_plain: bool = True,
+    is_latent: bool = False,
 ) -> str:
-    """What of these the kernels have not; "": they have it all."""
+    """What of these the kernels have not; "": they have it all. ``is_plain``: without slopes and
+    sinks. ``is_latent``: keys that are the values, without windows and soft caps."""
     if q_dtype not in DTYPES or kv_dtype not in (q_dtype, *CODE_DTYPES):
         return f"{str(q_dtype)[6:]} queries over a cache of {str(kv_dtype)[6:]}"
     if not is_plain and kv_dtype != q_dtype:
         return f"ALiBi or sinks over a cache of {str(kv_dtype)[6:]}"
-    if head_dim > MAX_HEAD_DIM or head_dim % 8 != 0:
+    is_wide = head_dim > MAX_HEAD_DIM
+    if head_dim > MAX_LATENT_DIM or head_dim % 8 != 0 or (is_wide and not is_latent):
         return f"heads of {head_dim}"
-    if head_dim > NARROW_HEAD_DIM and not _has_much_shared_memory(device):
+    if is_wide and not is_plain:
+        return f"ALiBi or sinks for heads of {head_dim}"
+    if NARROW_HEAD_DIM < head_dim <= MAX_HEAD_DIM and not _has_much_shared_memory(device):
         return f"heads of {head_dim} in this GPU's shared memory"
     most = next(most for widest, most in MAX_GROUPS.items() if head_dim <= widest)
     return "" if group <= most else f"groups of {group} query heads"

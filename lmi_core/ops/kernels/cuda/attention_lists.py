@@ -18,6 +18,8 @@ EMULATED_SLOTS = 8
 SPLIT_TOKENS = 0
 """Keys per split of a decode; 0: as many as keep the device busy. A fixed size, a multiple of 64,
 makes a sequence's result independent of the other ones' lengths."""
+MAX_HEAD_DIM, LATENT_ROWS = 256, 64
+"""kMaxHeadDim and kLatentRows of csrc/cuda/attention_lists.h."""
 _MIN_SPLIT_TOKENS = 256
 _ENTRY_SIZE = 6
 """Of LmiAttentionWork."""
@@ -124,7 +126,14 @@ def _most_work(host: StepArrays, shape: dict[str, int]) -> int:
     num_seqs = len(host.kv_lengths)
     if shape["split_tokens"]:
         return int((host.kv_lengths // shape["split_tokens"] + 2).sum())
-    return max(shape["num_slots"] // shape["num_kv_heads"], 1) + 2 * num_seqs
+    return max(shape["num_slots"] // _slots_of_piece(shape), 1) + 2 * num_seqs
+
+
+def _slots_of_piece(shape: dict[str, int]) -> int:
+    """As csrc/cuda/attention_lists.h has it."""
+    if shape["head_dim"] <= MAX_HEAD_DIM:
+        return shape["num_kv_heads"]
+    return 2 * -(-shape["num_q_heads"] // LATENT_ROWS)
 
 
 def num_slots(device: torch.device) -> int:

@@ -126,6 +126,39 @@ def grouped_linear(
     return None
 
 
+def head_linear(x: Tensor, table: ExpertTable, *, out_dtype: torch.dtype) -> Tensor:
+    """Each head's columns times its own matrix: [T, heads k] -> [T, heads n]."""
+    reason = heads_not_covered(x.dtype, table)
+    if reason:
+        other: Tensor = fallback("head_linear", x.device, reason)(x, table, out_dtype=out_dtype)
+        return other
+    weight, num_heads = table.experts[0], len(table.experts)
+    y = x.new_empty(len(x), num_heads * weight.num_outputs, dtype=out_dtype)
+    library.call(
+        "head_linear",
+        y,
+        x=x,
+        y=y,
+        matrices=table.addresses,
+        num_heads=num_heads,
+        num_rows=len(x),
+        num_outputs=weight.num_outputs,
+        num_inputs=weight.num_inputs,
+        dtype=x.dtype,
+        y_dtype=out_dtype,
+    )
+    return y
+
+
+def heads_not_covered(dtype: torch.dtype, table: ExpertTable) -> str:
+    """What of these ``head_linear``'s kernel has not; "": it has both. ``table``: of dense ones."""
+    weight: Any = table.experts[0]
+    stored = weight.matrix.dtype
+    if dtype in DTYPES and stored == dtype and table.are_alike:
+        return ""
+    return f"heads' matrices in {str(stored)[6:]} for {str(dtype)[6:]} rows"
+
+
 def not_covered(dtype: torch.dtype, table: ExpertTable) -> str:
     """What of these the kernels have not; "": they have it all."""
     weight: Any = table.experts[0]

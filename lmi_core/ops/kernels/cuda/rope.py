@@ -7,7 +7,6 @@ from torch import Tensor
 
 from lmi_core.ops.device.paged_cache import CacheScales, Scales, fixed_of
 from lmi_core.ops.kernels.cuda import library
-from lmi_core.ops.kernels.fallback import fallback
 
 
 def rope_cache_write(
@@ -32,18 +31,6 @@ def rope_cache_write(
     cos, sin: fp32 [positions, rotary / 2]; positions, slots: int32 [T]. ``scales``: of 8-bit keys
     and values; those of rows are written. Where ``values`` is None, qkv has none either.
     """
-    if values is None:
-        other = fallback("rope_cache_write", qkv.device, "caches of keys alone")
-        result: Tensor = other(
-            *(qkv, keys, values, positions, slots, cos, sin),
-            num_q_heads=num_q_heads,
-            q_norm=q_norm,
-            k_norm=k_norm,
-            norm_eps=norm_eps,
-            out_dtype=out_dtype,
-            scales=scales,
-        )
-        return result
     by_row = scales if isinstance(scales, CacheScales) else None
     fixed = fixed_of(scales)
     num_tokens, (num_kv_heads, head_dim) = len(qkv), keys.shape[1:]

@@ -102,3 +102,10 @@ def grouped_linear(
     for choice in range(weights.shape[1]):
         sums += y[rows.places[:, choice]] * weights[:, choice : choice + 1]
     return None
+
+
+def head_linear(x: Tensor, table: ExpertTable, *, out_dtype: torch.dtype) -> Tensor:
+    """Each head's columns times its own matrix: [T, heads k] -> [T, heads n]."""
+    columns = x.chunk(len(table.experts), dim=1)
+    parts = [table.multiply(head, part, None) for head, part in enumerate(columns)]
+    return torch.cat(parts, dim=1).to(out_dtype)

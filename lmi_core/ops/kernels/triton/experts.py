@@ -11,14 +11,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lmi_core.ops.device.expert_rows import ExpertRows, ExpertTable
+from lmi_core.ops.device.expert_rows import ExpertRows, ExpertTable, heads_of_rows
 from lmi_core.ops.device.packed_weight import PackedWeight
 from lmi_core.ops.kernels.triton.expert_tile import own_place, product_rows
 from lmi_core.ops.kernels.triton.linear import launch_packed
 from lmi_core.ops.kernels.triton.linear_quantized import launch_quantized
 from lmi_core.ops.kernels.triton.routing import route
 
-__all__ = ["group_rows", "grouped_linear", "route"]
+__all__ = ["group_rows", "grouped_linear", "head_linear", "route"]
 
 FEW_ROWS = 16
 MANY_ROWS = 64
@@ -70,6 +70,24 @@ def grouped_linear(
     assert routes is not None
     _combine(y, routes, rows, sums)
     return None
+
+
+def head_linear(
+    x: Tensor, table: ExpertTable, *, out_dtype: torch.dtype, block_rows: int = 0
+) -> Tensor:
+    """Each head's columns times its own matrix, [T, heads k] -> [T, heads n]: heads as experts that
+    every row has. ``block_rows``: as of ``grouped_linear``."""
+    if not table.are_alike:
+        from lmi_core.ops.kernels.torch_ops.experts import head_linear as one_by_one
+
+        return one_by_one(x, table, out_dtype=out_dtype)
+    num_heads, weight = len(table.experts), table.experts[0]
+    rows = heads_of_rows(len(x), num_heads, x.device)
+    each = x.view(-1, weight.num_inputs)
+    y = grouped_linear(each, None, rows, table, None, is_by_token=True, block_rows=block_rows)
+    assert y is not None
+    by_head = y.to(out_dtype).view(num_heads, -1, weight.num_outputs)
+    return by_head.transpose(0, 1).flatten(1)
 
 
 def _multiply(

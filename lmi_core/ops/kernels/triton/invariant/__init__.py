@@ -7,9 +7,17 @@ else is in the step. The other kernels of ``ops.triton`` take rows one by one an
 from lmi_core.ops.kernels.triton.invariant.attention import attention
 from lmi_core.ops.kernels.triton.invariant.linear import (
     grouped_linear,
+    head_linear,
     linear,
     linear_packed,
     linear_quantized,
 )
 
-__all__ = ["attention", "grouped_linear", "linear", "linear_packed", "linear_quantized"]
+__all__ = [
+    "attention",
+    "grouped_linear",
+    "head_linear",
+    "linear",
+    "linear_packed",
+    "linear_quantized",
+]

@@ -11,6 +11,7 @@ from lmi_core.ops.device.expert_rows import ExpertRows, ExpertTable
 from lmi_core.ops.device.packed_weight import PackedWeight
 from lmi_core.ops.device.quantized_rows import QuantizedRows
 from lmi_core.ops.kernels.triton.experts import grouped_linear as grouped_linear_in_tiles
+from lmi_core.ops.kernels.triton.experts import head_linear as head_linear_in_tiles
 from lmi_core.ops.kernels.triton.linear import linear_packed as linear_packed_in_tiles
 from lmi_core.ops.kernels.triton.linear_quantized import (
     linear_quantized as linear_quantized_in_tiles,
@@ -83,6 +84,11 @@ def grouped_linear(
         sums=sums,
         block_rows=PACKED_BLOCK_ROWS,
     )
+
+
+def head_linear(x: Tensor, table: ExpertTable, *, out_dtype: torch.dtype) -> Tensor:
+    """Each head's columns times its own matrix: [T, heads k] -> [T, heads n]."""
+    return head_linear_in_tiles(x, table, out_dtype=out_dtype, block_rows=PACKED_BLOCK_ROWS)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
