@@ -12,18 +12,20 @@ for tool in aarch64-linux-gnu-g++ qemu-aarch64; do
 done
 arm=$PWD/build/arm python=$PWD/.venv/bin/python
 bin=$(dirname "$python")
-configure=("$bin/cmake" -S . -GNinja "-DCMAKE_MAKE_PROGRAM=$bin/ninja" -DCMAKE_SYSTEM_NAME=Linux
-  -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++)
+configure() {
+  "$bin/cmake" -S . -B "$arm/build" -GNinja "-DCMAKE_MAKE_PROGRAM=$bin/ninja" -DCMAKE_SYSTEM_NAME=Linux \
+    -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ "$@" >"$arm/configure.log"
+}
 mkdir -p "$arm"
 
-"${configure[@]}" -B "$arm/cpp" -DLMI_PYTHON=OFF >"$arm/configure.log"
-"$bin/cmake" --build "$arm/cpp" --target lmi_tests
+configure -DLMI_PYTHON=OFF
+"$bin/cmake" --build "$arm/build" --target lmi_tests
 # A level that is named must be there, so that each processor is seen to have its own. First: no dot
 # products; then those of bytes; then those of bf16 and i8mm's.
 while read -r cpu level; do
   echo "$cpu, $level:"
   LMI_INSTRUCTION_SET=$level qemu-aarch64 -L /usr/aarch64-linux-gnu -cpu "$cpu" \
-    "$arm/cpp/lmi_tests" "${ARM_CPP_TESTS-linears}"
+    "$arm/build/lmi_tests"
 done <<'CPUS'
 cortex-a72 neon
 neoverse-n1 neon_dotprod
@@ -32,13 +34,14 @@ CPUS
 [ "${1-}" = python ] || exit 0
 
 PYTHON=$python tests/arm/environment.sh
-"${configure[@]}" -B "$arm/native" "-DPython_EXECUTABLE=$python" \
+configure -DLMI_PYTHON=ON "-DPython_EXECUTABLE=$python" \
   "-DPython_INCLUDE_DIR=$arm/root/usr/include/python3.11" \
-  "-DCMAKE_CXX_FLAGS=-isystem $arm/root/usr/include" \
   -DPYTHON_MODULE_EXTENSION=.cpython-311-aarch64-linux-gnu.so \
-  "-Dpybind11_DIR=$("$python" -m pybind11 --cmakedir)" >"$arm/configure.log"
-"$bin/cmake" --build "$arm/native" --target _native
-cp "$arm/native/_native.cpython-311-aarch64-linux-gnu.so" lmi_core/
+  "-Dpybind11_DIR=$("$python" -m pybind11 --cmakedir)"
+# Debian's pyconfig.h includes that of the processor from beside its own directory. Not by a flag: every
+# file would be compiled anew for it.
+CPLUS_INCLUDE_PATH=$arm/root/usr/include "$bin/cmake" --build "$arm/build" --target _native
+cp "$arm/build/_native.cpython-311-aarch64-linux-gnu.so" lmi_core/
 "$python" -m tests.arm.references "$arm/checkpoints"
 PYTHONHOME=$arm/root/usr PYTHONPATH=$PWD:$arm/site PYTHONDONTWRITEBYTECODE=1 \
   LMI_TEST_CHECKPOINTS=$arm/checkpoints \
