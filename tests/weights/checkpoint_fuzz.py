@@ -235,8 +235,13 @@ def main() -> None:
     context = multiprocessing.get_context("spawn")
     work = arguments.files, arguments.seed, arguments.loads_every
     with ProcessPoolExecutor(arguments.processes, mp_context=context) as pool:
-        for done in [pool.submit(_fuzz, name, *work) for name in arguments.formats]:
-            print(done.result(), flush=True)
+        try:
+            for done in [pool.submit(_fuzz, name, *work) for name in arguments.formats]:
+                print(done.result(), flush=True)
+        except BaseException:
+            # A fault is told now, not when all other formats are through.
+            pool.shutdown(cancel_futures=True)
+            raise
 
 
 if __name__ == "__main__":
