@@ -57,6 +57,8 @@ _OTHER_ACTIVATIONS = frozenset(
 NO_ROPE = RopeSpec(rotary_dim=2, kind="none")
 _LANGUAGE_MODEL = "language_model."
 """In names of a multimodal model's tensors that are its language model's."""
+_MAX_HEADS_SIZE = 1 << 20
+"""Of all heads together, whose rows are put into order before tensors are compared with it."""
 _OLD_NAMES = {"embed_out.weight": "lm_head.weight"}
 _OLD_ENDINGS = {".gamma": ".weight", ".beta": ".bias"}
 """Of norms' tensors, in checkpoints that were once TensorFlow's."""
@@ -171,6 +173,11 @@ def attention_spec(
     if num_q_heads % num_kv_heads != 0:
         raise config.error(
             "num_key_value_heads", f"is {num_kv_heads}, which doesn't divide {num_q_heads} heads"
+        )
+    if num_q_heads * head_dim > _MAX_HEADS_SIZE:
+        raise config.error(
+            "num_attention_heads",
+            f"is {num_q_heads}, of {head_dim} numbers each, more than {_MAX_HEADS_SIZE} together",
         )
     spec = AttentionSpec(
         num_q_heads=num_q_heads,

@@ -15,6 +15,8 @@ from lmi_core.json_file import read_json_object
 
 _MAX_INTEGER = 2**31 - 1
 """What the native code counts with."""
+_SAVED_AS_LLAMA = {"exaone": "ExaoneForCausalLM"}
+"""By ``model_type``: what Transformers computes and saves as a Llama, but for tensors' names."""
 _MAX_LAYERS = 10_000
 """So that a slip of the keyboard is an error, not a list of names that fills the memory."""
 
@@ -51,6 +53,8 @@ class HfConfig:
                 "architectures",
                 f'is {names!r}, but must list one class name, e.g. ["LlamaForCausalLM"]',
             )
+        if names == ["LlamaForCausalLM"]:
+            return _SAVED_AS_LLAMA.get(str(self.values.get("model_type")), names[0])
         return names[0]
 
     @property

@@ -323,6 +323,15 @@ def test_settings_that_cant_be_are_said_with_the_files_name(tmp_path: Path) -> N
         load_model(model_directory(path))
 
 
+def test_heads_beyond_all_measure_are_refused_before_memory_is_spent(tmp_path: Path) -> None:
+    source = cached_checkpoint("llama2")
+    many = {"llama.attention.key_length": 2**30, "llama.attention.value_length": 2**30}
+    metadata = llama_metadata(source, **many)
+    path = write_gguf(tmp_path / "model.gguf", metadata, llama_tensors(source, "F32"))
+    with pytest.raises(ModelError, match=r"head_count is 4, of 1073741824 numbers each"):
+        load_model(model_directory(path))
+
+
 def test_a_config_beside_the_file_is_not_its_own(tmp_path: Path) -> None:
     """As in repositories that keep the original model's."""
     source = cached_checkpoint("llama2")

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from lmi_core.models.loader import find_model, load_model
@@ -14,8 +15,11 @@ from lmi_core.models.registry import unsupported_setting
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.weights.hf_config import read_hf_config
 from tests.checkpoints import cached_checkpoint
+from tests.models.forward import NativeForward, all_logits
+from tests.models.test_parity import oracle_logits
+from tests.tiny_tokenizer import write_tokenizer
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 
 
 def with_settings(directory: Path, variant: str, **settings: Any) -> Path:
@@ -83,3 +87,25 @@ def test_relatives_that_there_arent_are_told_by_their_setting(
     config = read_hf_config(with_settings(tmp_path, variant, **setting))
     [key] = setting
     assert str(unsupported_setting(config)).startswith(f"{key} is ")
+
+
+def test_exaone_as_transformers_knows_and_saves_it(tmp_path: Path) -> None:
+    """As a Llama: our reference's checkpoint, and that name over EXAONE's tensors."""
+    transformers = pytest.importorskip("transformers")
+    if not hasattr(transformers, "ExaoneConfig"):
+        pytest.skip("this Transformers doesn't have EXAONE 3")
+    path = cached_checkpoint("exaone")
+    model = transformers.LlamaForCausalLM.from_pretrained(
+        path, config=transformers.ExaoneConfig.from_pretrained(path), dtype=torch.float64
+    )
+    ids = [list(range(4, 100))]
+    [exact] = oracle_logits(model, ids)
+    saved = tmp_path / "saved"
+    model.float().save_pretrained(saved)
+    write_tokenizer(saved)
+    assert read_hf_config(saved).values["architectures"] == ["LlamaForCausalLM"]
+    for directory in (path, saved):
+        loaded = load_model(directory)
+        assert loaded.spec.architecture == "ExaoneForCausalLM"
+        [logits] = all_logits(NativeForward(loaded, 128, "fp32"), ids, max_chunk=48)
+        assert np.abs(logits - exact).max() <= 1e-4 * exact.std()
