@@ -8,7 +8,7 @@ import os
 import pytest
 
 from lmi_core.http_url import HttpUrl
-from lmi_core.top import Snapshot, screen, view
+from lmi_core.top import Snapshot, _cut, screen, view
 from tests.cli.test_native import lmi, post, serving
 
 URL = HttpUrl.parse("http://127.0.0.1:8080")
@@ -88,13 +88,23 @@ def test_a_counter_that_began_anew_is_no_negative_rate() -> None:
 
 def test_the_screen() -> None:
     text = screen(URL, AFTER, [view(BEFORE, AFTER, "m")])
-    assert text.startswith("http://127.0.0.1:8080  lmi 1.2  3 requests inside\n\nm\n")
+    assert text.startswith("http://127.0.0.1:8080  lmi 1.2  3 requests in flight\n\nm\n")
     assert "batch    2 sequences run, 5 requests wait" in text
     assert f"[{'#' * 3}{'+' * 6}{' ' * 21}] 10 used (#), 20 cached (+) of 100" in text
     assert "50% of prompts from the cache" in text
     assert "rates    0.0 requests/s  1,000 prompt tokens/s  100 generated tokens/s\n" in text
     assert "           100 steps/s  0.0 preemptions/s\n" in text
     assert max(map(len, text.splitlines())) < 80
+
+
+def test_what_is_too_wide_for_the_terminal_goes_on_below(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "50")
+    monkeypatch.setenv("LINES", "24")
+    text = screen(URL, AFTER, [view(BEFORE, AFTER, "m")])
+    cut = _cut(text)
+    assert max(map(len, cut.splitlines())) <= 50
+    assert cut.split() == text.split()
+    assert "rates    0.0 requests/s  1,000 prompt tokens/s\n           100 generated" in cut
 
 
 def test_a_server_is_watched() -> None:

@@ -112,7 +112,9 @@ def test_nothing_is_wider_than_a_telephone(url: str, tmp_path: Path, path: str) 
             await tab.tell("Emulation.setDeviceMetricsOverride", **params)
             if path == "docs":
                 await tab.until("document.querySelectorAll('details').length > 20")
-                await tab.value("for (const e of document.querySelectorAll('details')) e.open = true")
+                await tab.value(
+                    "for (const e of document.querySelectorAll('details')) e.open = true"
+                )
                 await tab.until("document.querySelectorAll('textarea').length > 10")
             for name in ("live", "chat", "completion", "configuration", "api"):
                 if path == "ui":
