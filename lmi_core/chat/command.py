@@ -79,6 +79,9 @@ def _talk(conversation: Conversation, source: AnswerSource, *, is_terminal: bool
             if not is_terminal:
                 raise
             print(f"! {error}", file=sys.stderr)
+    else:
+        if is_terminal:
+            print()  # Ctrl-D leaves the prompt's line open
     return 0
 
 
