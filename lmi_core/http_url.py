@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -37,6 +38,19 @@ class HttpUrl(NamedTuple):
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{'https' if self.is_https else 'http'}://{host}:{self.port}{self.path}"
+
+
+def model_beside_url(words: Sequence[str]) -> str:
+    """The model's name that arguments beside ``--url`` are, "" for none; UserError for others."""
+    flag = next((word.partition("=")[0] for word in words if word.startswith("-")), None)
+    if flag is not None:
+        raise UserError(
+            f"{flag[:80]} is none of this command's own flags (see --help), "
+            "and beside --url no model is loaded here that others could configure"
+        )
+    if len(words) > 1:
+        raise UserError(f"--url takes one model's name besides, got {' '.join(words)[:200]}")
+    return "".join(words)
 
 
 def key_header() -> dict[str, str]:

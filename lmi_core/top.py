@@ -8,6 +8,7 @@ import http.client
 import json
 import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import closing
@@ -22,6 +23,7 @@ from lmi_core.http_url import HttpUrl, key_header
 
 _CLEAR = "\033[H\033[2J"
 _BAR_WIDTH = 30
+_INDENT = 11
 _STALE_S = 5.0
 _MOST_GB_PER_S = 1e5
 Labels = tuple[tuple[str, str], ...]
@@ -169,8 +171,8 @@ def screen(url: HttpUrl, snapshot: Snapshot, views: Iterable[ModelView]) -> str:
         (dict(labels)["version"] for name, labels in snapshot.samples if name == "lmi_build_info"),
         "?",
     )
-    inside = int(snapshot.get("lmi_http_requests_in_flight"))
-    lines = [f"{url}  lmi {version}  {inside} requests inside"]
+    num_inside = int(snapshot.get("lmi_http_requests_in_flight"))
+    lines = [f"{url}  lmi {version}  {num_inside} requests in flight"]
     for each in views:
         lines += ["", *_model_lines(each)]
     return "\n".join(lines) + "\n"
@@ -284,6 +286,15 @@ def _as_json(views: Iterable[ModelView]) -> list[dict[str, Any]]:
 
 
 def _cut(text: str) -> str:
-    """To the terminal's size, so that nothing scrolls."""
+    """To the terminal's size, so that nothing scrolls; what is too wide goes on below itself."""
     columns, rows = shutil.get_terminal_size()
-    return "\n".join(line[:columns] for line in text.splitlines()[: rows - 1]) + "\n"
+    lines = [part for line in text.splitlines() for part in _fold(line, columns)]
+    return "\n".join(lines[: rows - 1]) + "\n"
+
+
+def _fold(line: str, columns: int) -> list[str]:
+    indent = " " * _INDENT if line.startswith(" ") else ""
+    parts = textwrap.wrap(
+        line, max(columns, 2 * _INDENT), subsequent_indent=indent, drop_whitespace=True
+    )
+    return [part[:columns] for part in parts] or [""]

@@ -19,12 +19,12 @@ from lmi_core.bench.page import html
 from lmi_core.bench.rooflines import ModelShape, dtype_of
 from lmi_core.bench.roofs import LEAST_WEIGHT_BYTES
 from lmi_core.bench.runner import Pace, Target, engine_target, run_sessions, server_target
-from lmi_core.bench.stream import APIS
-from lmi_core.bench.workload import WORKLOADS, Sizes, make_sessions
+from lmi_core.bench.stream import APIS, Answer
+from lmi_core.bench.workload import WORKLOADS, Request, Session, Sizes, make_sessions
 from lmi_core.chat.answer import RemoteSource
 from lmi_core.engine.engine import Engine
 from lmi_core.errors import EngineError, UserError
-from lmi_core.http_url import HttpUrl
+from lmi_core.http_url import HttpUrl, model_beside_url
 from lmi_core.local_model import LocalModel, open_local_model
 from lmi_core.progress import TerminalProgress
 from lmi_core.version import __version__
@@ -45,16 +45,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--url", help="this server instead of a model in this process")
     add("--against", metavar="URL", help="measure another server by turns, and compare")
     add("--protocol", choices=tuple(APIS), default="openai", help="of the servers (openai)")
-    add("--workload", choices=tuple(WORKLOADS), default="fixed")
-    add("--requests", type=_positive, default=64)
-    add("--prompt-tokens", type=_positive, default=128, help="about; of a workload's own part")
-    add("--new-tokens", type=_positive, default=128)
-    add("--shared-tokens", type=_positive, default=1024, help="prefix, agents: in common")
-    add("--concurrency", type=_positive, default=8, help="requests at once")
+    add("--workload", choices=tuple(WORKLOADS), default="fixed", help="(fixed)")
+    add("--requests", type=_positive, default=64, help="of each run (64)")
+    add(
+        "--prompt-tokens", type=_positive, default=128, help="about; of a workload's own part (128)"
+    )
+    add("--new-tokens", type=_positive, default=128, help="of each answer (128)")
+    add("--shared-tokens", type=_positive, default=1024, help="prefix, agents: in common (1024)")
+    add("--concurrency", type=_positive, default=8, help="requests at once (8)")
     add("--rate", type=_above_0, help="sessions a second instead")
     add("--burstiness", type=_above_0, default=1.0, help="of the rate; 1: Poisson, more: in bursts")
     add("--timeout", type=_above_0, default=600.0, help="of a request, in seconds")
-    add("--seed", type=int, default=0)
+    add("--seed", type=int, default=0, help="of the workload (0)")
 
 
 def _positive(text: str) -> int:
@@ -119,8 +121,6 @@ def bench(args: argparse.Namespace, words: Sequence[str], default_model: Path) -
     """Measure, print the table, write the files; 1 if a request failed."""
     if args.kind != "serve" and (args.url or args.against):
         raise UserError(f"{args.kind} measures a model in this process; write serve for --url")
-    if args.url is not None and (len(words) > 1 or (words and words[0].startswith("-"))):
-        raise UserError("--url takes one model's name besides, and no flags of a model")
     results = asyncio.run(_measure(args, words, default_model))
     print(results.text)
     if args.json is not None:
@@ -135,7 +135,7 @@ def bench(args: argparse.Namespace, words: Sequence[str], default_model: Path) -
 
 async def _measure(args: argparse.Namespace, words: Sequence[str], default_model: Path) -> Results:
     if args.url is not None:
-        return await _serve(args, {args.url: _server(args, args.url, "".join(words))}, {})
+        return await _serve(args, {args.url: _server(args, args.url, model_beside_url(words))}, {})
     opened = open_local_model(words, default_model)
     if args.kind != "serve":
         opened = _for_offline(args, opened)
@@ -198,11 +198,16 @@ async def _serve(
         timeout_s=args.timeout,
     )
     runs: dict[str, list[Run]] = {name: [] for name in targets}
+    progress = _RequestProgress()
     for i in range(-1, args.runs):
         sessions = make_sessions(args.workload, sizes, seed=args.seed + i)
         for name, target in targets.items():
             part = sessions[: args.concurrency] if i < 0 else sessions
-            run = await run_sessions(target, part, pace, args.seed + i)
+            what = f"{name}: " + (f"run {i + 1} of {args.runs}" if i >= 0 else "warm-up")
+            run = await run_sessions(
+                progress.counted(target, what, part), part, pace, args.seed + i
+            )
+            progress.finish()
             if not any(answer.num_tokens for answer in run.answers):
                 reason = run.failures[0] if run.failures else "no tokens came"
                 raise EngineError(f"{name}: no request was answered; {reason}")
@@ -215,6 +220,29 @@ async def _serve(
         facts["protocol"] = args.protocol
     sides = {name: figures_of(each) for name, each in runs.items()}
     return Results("lmi bench serve", facts, sides, runs)
+
+
+class _RequestProgress(TerminalProgress):
+    """Of the requests of a run; off a terminal there is none."""
+
+    def counted(self, target: Target, what: str, sessions: Sequence[Session]) -> Target:
+        """The target, whose requests are counted as they are answered."""
+        if not self._is_terminal:
+            return target
+        done, total = 0, sum(map(len, sessions))
+        self(what, done, total)
+
+        async def do(request: Request) -> Answer:
+            nonlocal done
+            answer = await target(request)
+            done += 1
+            self(what, done, total)
+            return answer
+
+        return do
+
+    def _line(self, done: int, total: int, seconds: float) -> str:
+        return f"{self._what}, {done} of {total} requests"
 
 
 def _machine() -> dict[str, str]:

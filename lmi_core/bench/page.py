@@ -13,15 +13,18 @@ _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 62rem; padding: 0 1rem;
   color: #1c2128; background: #fff }
 h1 { font-size: 1.4rem } h2 { font-size: 1.1rem; margin-top: 2rem } figure { margin: 0 }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; display: block;
+  overflow-x: auto }
 td, th { padding: .25rem .8rem; text-align: right; border-bottom: 1px solid #d8dee4 }
-td:first-child, th:first-child, .facts td { text-align: left }
+td:first-child, th:first-child, .facts td { text-align: left } td { white-space: nowrap }
+.facts td { white-space: normal }
 .plots { display: flex; flex-wrap: wrap; gap: 1.5rem }
-svg { background: #f6f8fa; border-radius: 6px }
+svg { background: #f6f8fa; border-radius: 6px; max-width: 100%; height: auto }
 text { font: 12px system-ui, sans-serif; fill: #57606a }
 figcaption { color: #57606a }
 @media (prefers-color-scheme: dark) { body { color: #e6edf3; background: #0d1117 }
-  svg { background: #161b22 } text { fill: #9198a1 } td, th { border-color: #30363d } }
+  svg { background: #161b22 } text { fill: #9198a1 }
+  figcaption { color: #9198a1 } td, th { border-color: #30363d } }
 """
 
 

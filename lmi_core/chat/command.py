@@ -15,7 +15,7 @@ from lmi_core.chat.conversation import Conversation, check, run_command
 from lmi_core.engine.engine import Engine
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.errors import LmiError, UserError
-from lmi_core.http_url import HttpUrl
+from lmi_core.http_url import HttpUrl, model_beside_url
 from lmi_core.local_model import open_local_model
 from lmi_core.progress import TerminalProgress
 from lmi_core.user_cache import user_cache
@@ -37,10 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def open_source(args: argparse.Namespace, model: list[str], default_model: Path) -> AnswerSource:
     """The server of ``--url``, or the model that the arguments of ``lmi serve`` configure."""
     if args.url is not None:
-        url = HttpUrl.parse(args.url)
-        if len(model) > 1 or (model and model[0].startswith("-")):
-            raise UserError("--url takes one model's name besides, and no flags of a model")
-        return RemoteSource(url, "".join(model))
+        return RemoteSource(HttpUrl.parse(args.url), model_beside_url(model))
     opened = open_local_model(model, default_model)
     if opened.template is None:
         raise UserError(f"{opened.config.model} has no chat template; lmi generate --raw goes on")
@@ -82,6 +79,9 @@ def _talk(conversation: Conversation, source: AnswerSource, *, is_terminal: bool
             if not is_terminal:
                 raise
             print(f"! {error}", file=sys.stderr)
+    else:
+        if is_terminal:
+            print()  # Ctrl-D leaves the prompt's line open
     return 0
 
 

@@ -370,7 +370,9 @@ class EngineCore:
         )
 
     def _num_waiting(self) -> int:
-        return len(self._requests) - self._scheduler.num_running_requests + self._num_encoding
+        # A stop text ends a request before the scheduler hears of it.
+        num_others = len(self._requests) - self._scheduler.num_running_requests
+        return max(0, num_others) + self._num_encoding
 
     def _retry_after_s(self, num_waiting: int) -> float:
         seconds = time.monotonic() - self._started_s

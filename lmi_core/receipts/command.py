@@ -14,7 +14,7 @@ import msgspec
 from lmi_core.chat.answer import RemoteSource
 from lmi_core.engine.engine import Engine
 from lmi_core.errors import LmiError, UserError
-from lmi_core.http_url import HttpUrl
+from lmi_core.http_url import HttpUrl, model_beside_url
 from lmi_core.local_model import open_local_model
 from lmi_core.receipts.receipt import Receipt, read_receipts
 from lmi_core.receipts.replay import LocalEngine, RemoteServer, Source, first_difference
@@ -73,9 +73,7 @@ async def _source(
     if url is None:
         opened = await asyncio.to_thread(open_local_model, model, default_model)
         return LocalEngine(await stack.enter_async_context(Engine(opened.asked)))
-    if len(model) > 1 or (model and model[0].startswith("-")):
-        raise UserError("--url takes one model's name besides, and no flags of a model")
-    server = RemoteSource(HttpUrl.parse(url), "".join(model))
+    server = RemoteSource(HttpUrl.parse(url), model_beside_url(model))
     return RemoteServer(await asyncio.to_thread(server.__enter__))
 
 

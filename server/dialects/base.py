@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 from lmi_core.engine.outputs import TokenEvent
 from lmi_core.engine.request import GenerationRequest
 
+ANY_MODEL = frozenset({"tgi", "dummy"})
+"""What clients of TGI, which has one model and heeds no name, call it where they know none."""
+
 AdapterNames = Callable[[], Collection[str]]
 """The LoRA adapters that a model has when it is called."""
 

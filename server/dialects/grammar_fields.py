@@ -15,9 +15,11 @@ RESPONSE_FORMAT = shape(
     "format",
     "structures",
     "triggers",
+    "schema",
+    "value",
     json_schema=shape("name", "description", "schema", "strict"),
 )
-"""Of OpenAI's ``response_format``."""
+"""Of OpenAI's ``response_format``, with the names that TGI and llama-server have a schema under."""
 GUIDED_FIELDS = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
 
 
@@ -61,6 +63,10 @@ def _response_format(response_format: Mapping[str, Any]) -> Grammar | None:
     kind = response_format.get("type")
     if kind == "text":
         return None
+    for name in ("value", "schema"):
+        if response_format.get(name) is not None and kind in ("json", "json_object", "regex"):
+            make = _regex if kind == "regex" else _json
+            return make(response_format[name], "response_format")
     if kind == "json_object":
         return Grammar.json_object(field="response_format")
     if kind == "structural_tag":

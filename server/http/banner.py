@@ -69,7 +69,7 @@ def _facts(model: ServedModel) -> list[str]:
     lines.append(f"  context  {info.max_total_tokens} tokens{cache}")
     parts = {
         "weights": runner.weight_bytes,
-        "KV cache up to": runner.kv_cache_bytes,
+        "KV up to": runner.kv_cache_bytes,
         "steps": runner.arena_bytes,
     }
     total = sum(parts.values())

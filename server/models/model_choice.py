@@ -17,7 +17,7 @@ from aiohttp import web
 
 from lmi_core.config.sources.load_models import name_of
 from lmi_core.errors import UserError
-from lmi_server.dialects.base import HttpError
+from lmi_server.dialects.base import ANY_MODEL, HttpError
 from lmi_server.dialects.large_bodies import model_named
 from lmi_server.dialects.openai.errors import ModelNotFound
 from lmi_server.dialects.routes import Route, ServerRoute
@@ -141,7 +141,8 @@ class ModelChoice:
             return None
         model = self._models.find(name, version) or self._models.with_adapter(name)
         # TGI has one model and takes any name for it.
-        if model is None and (dialect_name != "tgi" or self._models.default is None):
+        is_any = dialect_name == "tgi" or name in ANY_MODEL
+        if model is None and (not is_any or self._models.default is None):
             raise self._unknown(name, version, dialect_name)
         return model
 

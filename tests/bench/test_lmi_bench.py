@@ -188,7 +188,11 @@ def test_what_a_server_refuses_is_said() -> None:
     ("arguments", "message"),
     [
         (["decode", "--url", "http://x"], "write serve for --url"),
-        (["serve", "--url", "http://x", "m", "--dtype", "fp32"], "--url takes one model's name"),
+        (
+            ["serve", "--url", "http://x", "m", "--dtype", "fp32"],
+            "--dtype is none of this command's",
+        ),
+        (["serve", "--url", "http://x", "m", "n"], "--url takes one model's name besides, got m n"),
         (["serve", "--url", "http://127.0.0.1:9"], "http://127.0.0.1:9 can't be reached: "),
         (["serve", "m", "--url", "http://127.0.0.1:9"], "no request was answered; "),
         (["dekode"], "did you mean decode?"),

@@ -59,7 +59,7 @@ def test_who_asks_a_server_is_no_rank(
         (["--url", "ftp://x"], "'ftp://x' is no URL such as"),
         (["--url", "http://127.0.0.1:9"], "can't be reached: "),
         (["--url", "URL", "nobody"], "answered 404: "),
-        (["--url", "URL", "--max-model-len", "9"], "no flags of a model"),
+        (["--url", "URL", "--max-model-len", "9"], "none of this command"),
         (["--max-modell-len", "9"], "did you mean --max-model-len?"),
         (["/no/such/model"], "/no/such/model"),
         (["--temperature", "-1"], "temperature must be between 0 and 100, got -1"),
@@ -183,9 +183,11 @@ def test_a_terminal_has_a_prompt_and_the_speed(url: str, tmp_path: Path) -> None
     os.write(leader, b"/set max_new_tokens 2\nTell me a story.\n")
     read_until("; cut off by max_new_tokens]")
     os.write(leader, b"/sytem x\n")
-    read_until("did you mean /system?")
-    os.write(leader, b"/quit\n")
+    read_until("did you mean /system?\r\n> ")  # before the prompt ^D is another mode's character
+    os.write(leader, b"\x04")
     assert process.wait(timeout=20) == 0
+    shown += os.read(leader, 4096).decode()
+    assert shown.endswith("\r\n")
     os.close(leader)
     assert "m: /help says what there is" in shown
     assert "The owl likes honey." in shown

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from lmi_core.http_url import HttpUrl
-from lmi_core.top import Snapshot, screen, view
+from lmi_core.top import Snapshot, _cut, screen, view
 from tests.cli.test_native import lmi, post, serving
 
 URL = HttpUrl.parse("http://127.0.0.1:8080")
@@ -90,7 +90,7 @@ def test_a_counter_that_began_anew_is_no_negative_rate() -> None:
 
 def test_the_screen() -> None:
     text = screen(URL, AFTER, [view(BEFORE, AFTER, "m")])
-    assert text.startswith("http://127.0.0.1:8080  lmi 1.2  3 requests inside\n\nm\n")
+    assert text.startswith("http://127.0.0.1:8080  lmi 1.2  3 requests in flight\n\nm\n")
     assert "batch    2 sequences run, 5 requests wait" in text
     assert f"[{'#' * 3}{'+' * 6}{' ' * 21}] 10 used (#), 20 cached (+) of 100" in text
     assert "50% of prompts from the cache" in text
@@ -109,6 +109,16 @@ def test_a_server_is_watched_without_the_extension() -> None:
         result = subprocess.run([*command, url], capture_output=True, text=True, timeout=60)
     assert (result.returncode, result.stderr) == (0, "")
     assert json.loads(result.stdout)[0]["name"] == "m"
+
+
+def test_what_is_too_wide_for_the_terminal_goes_on_below(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "50")
+    monkeypatch.setenv("LINES", "24")
+    text = screen(URL, AFTER, [view(BEFORE, AFTER, "m")])
+    cut = _cut(text)
+    assert max(map(len, cut.splitlines())) <= 50
+    assert cut.split() == text.split()
+    assert "rates    0.0 requests/s  1,000 prompt tokens/s\n           100 generated" in cut
 
 
 def test_a_server_is_watched() -> None:

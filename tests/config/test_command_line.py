@@ -129,6 +129,9 @@ def test_every_option_is_a_flag_by_its_own_name():
         (["--predict", "64"], "option.n_predict", 64),
         (["--temp", "0.7"], "option.temp", 0.7),
         (["-ngl", "all"], "option.n_gpu_layers", "all"),
+        (["-fa"], "option.flash_attn", "on"),
+        (["-fa", "--mlock"], "option.flash_attn", "on"),
+        (["-fa", "auto"], "option.flash_attn", "auto"),
         (["--no-mmap"], "option.mmap", False),
         (["-ctk", "q8_0"], "option.cache_type_k", "q8_0"),
         (["--kv-cache-bytes", "1M"], "option.kv_cache_bytes", 1 << 20),
@@ -148,3 +151,13 @@ def test_everything_after_two_dashes_is_a_model():
 def test_a_model_may_be_a_flags_value():
     invocation, _, problems = parse("--model", "dir", "--dtype", "half")
     assert (invocation.models, invocation.tgi, problems.items) == (["dir"], False, [])
+
+
+def test_further_names_of_a_model_are_no_models() -> None:
+    invocation, values, problems = parse("org/m", "--served-model-name", "a", "b")
+    assert (invocation.models, values.get("option.modelName")) == (["org/m"], "a")
+    (problem,) = problems.items
+    assert "a model has one name here; leave out 'b'" in problem.message
+    for argv in (["--served-model-name", "a", "gpt2"], ["--served-model-name", "a", "org/m"]):
+        invocation, _, problems = parse(*argv)
+        assert (invocation.models, problems.items) == (argv[2:], [])

@@ -49,6 +49,13 @@ def test_the_containers_store_serves_where_nothing_is_named(
     assert (content.name, content.engine.config.seed) == ("model", 4)
 
 
+def test_a_directory_that_a_flag_names_is_called_by_its_last_part(model_dir, resolved, tmp_path):
+    path = tmp_path / model_dir("", name="store/b", config=LLAMA)
+    for argv in (("--model-id", str(path)), ("--model", str(path)), (str(path),)):
+        (model,) = resolved(*argv).models
+        assert model.name == "b"
+
+
 def test_hub_variable_adds_a_model_of_its_own(model_dir, explained):
     model_dir("", name="a", config=LLAMA)
     environ = {

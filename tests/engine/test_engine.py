@@ -101,6 +101,7 @@ def test_stop_string_ends_the_text_before_it() -> None:
                     max_new_tokens=60, ignore_eos=True, stop=(stop,), include_stop=include_stop
                 ),
             )
+            assert engine.stats().num_waiting == 0
             await assert_nothing_leaked(engine)
             # Found while the next step ran, so it cost at most one row more.
             num_tokens = len(PROMPT) + len(token_ids(events))

@@ -78,20 +78,20 @@ def test_values_of_every_type(
     asyncio.run(run())
 
 
-RESPONSE_FORMAT = {"type": "text", "schema": {}}
+RESPONSE_FORMAT = {"type": "text", "scheme": {}}
 STREAMED = {"stream": True, "stream_options": {"include_usage": True, "usage": True}}
 MESSAGES = {**CHAT, "model": "model"}
 NESTED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("/v1/completions", {"prompt": "x", "max_tokens": 2}, STREAMED, "stream_options.usage"),
     ("/v1/chat/completions", CHAT, STREAMED, "stream_options.usage"),
-    ("/v1/chat/completions", CHAT, {"response_format": RESPONSE_FORMAT}, "response_format.schema"),
+    ("/v1/chat/completions", CHAT, {"response_format": RESPONSE_FORMAT}, "response_format.scheme"),
     ("/invocations", CHAT, STREAMED, "stream_options.usage"),
     ("/invocations", {"prompt": "x"}, STREAMED, "stream_options.usage"),
     (
         "/invocations",
         {"inputs": "x"},
         {"parameters": {"response_format": RESPONSE_FORMAT}},
-        "response_format.schema",
+        "response_format.scheme",
     ),
     ("/tgi/v1/chat/completions", CHAT, STREAMED, "stream_options.usage"),
     (

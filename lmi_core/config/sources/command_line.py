@@ -30,6 +30,9 @@ _OWN_VALUES = {
     "--model-store": "model_store",
     "-s": "model_store",
 }
+_FLASH_ATTENTION = "option.flash_attn"
+_WHAT_TO_SERVE = {"option.model_id", "load_models", "model_store"}
+_NAME = re.compile(r"[^-/][^/]*")
 _NAMED = re.compile(r"[^-=][^=]*=.*", re.DOTALL)
 
 
@@ -98,6 +101,7 @@ class _Parser:
         self.rest = argv
         self.problems = problems
         self.result = Invocation()
+        self.names: list[str] = []
 
     def parse(self) -> Invocation:
         while self.rest:
@@ -107,8 +111,11 @@ class _Parser:
                 break
             if len(argument) > 1 and argument.startswith("-"):
                 self._flag(argument)
+                while argument == "--served-model-name" and self._is_name_next():
+                    self.names.append(self.rest.pop(0))
             else:
                 self.result.models.append(argument)
+        self._further_names()
         return self.result
 
     def _flag(self, argument: str) -> None:
@@ -162,14 +169,30 @@ class _Parser:
             value = "false"
         elif value is None and isinstance(option.type, Bool) and not self._is_word_next():
             value = "true"
+        elif value is None and option.key == _FLASH_ATTENTION and not self._is_word_next():
+            value = "on"  # older versions of llama-server know -fa alone
         values = [value] if value is not None else self._take(name)
         while name == "--lora-modules" and self.rest and _NAMED.fullmatch(self.rest[0]):
             values.append(self.rest.pop(0))
         if values:
             self._add(option.key, ",".join(values), Rank.FLAG, name)
 
+    def _is_name_next(self) -> bool:
+        return bool(self.rest and _NAME.fullmatch(self.rest[0]) and _is_value(self.rest[0]))
+
+    def _further_names(self) -> None:
+        """vLLM takes several of ``--served-model-name``: they are refused, lest models be made of
+        them, unless nothing else says what to serve."""
+        keys = {setting.key for setting in self.result.settings}
+        if not self.result.models and not keys & _WHAT_TO_SERVE:
+            self.result.models = self.names
+            return
+        for other in self.names:
+            where = "--served-model-name"
+            self.problems.error(where, f"a model has one name here; leave out {other[:80]!r}")
+
     def _is_word_next(self) -> bool:
-        return bool(self.rest) and self.rest[0].lower() in TRUE_WORDS | FALSE_WORDS
+        return bool(self.rest) and self.rest[0].lower() in TRUE_WORDS | FALSE_WORDS | {"auto"}
 
     def _tgi_flag(self, name: str, value: str | None) -> None:
         option = BY_FLAG[name]

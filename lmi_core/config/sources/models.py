@@ -195,5 +195,10 @@ def _warn_of_unused(environ: Mapping[str, str], problems: Problems) -> None:
 
 def _from_model_id(shared: Values) -> Listed:
     model_id, where = str(shared.get("option.model_id")), shared.where("option.model_id")
-    name = "model" if where.startswith("OPTION_") else name_of_hub_id(model_id)
+    if where.startswith("OPTION_"):
+        name = "model"
+    elif is_dir(Path(model_id)):
+        name = name_of(str(Path(model_id).absolute()))
+    else:
+        name = name_of_hub_id(model_id)
     return Listed(ModelEntry(model_id, name, where), None)

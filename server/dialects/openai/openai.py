@@ -15,6 +15,7 @@ from lmi_core.models.pooling import PoolingSpec
 from lmi_core.text.chat import ChatTemplate
 from lmi_core.text.infill import InfillForm, no_infill
 from lmi_server.dialects.base import (
+    ANY_MODEL,
     AdapterNames,
     Call,
     HttpError,
@@ -150,6 +151,8 @@ class OpenAIProtocol(Protocol):
         if name in adapters:
             return name
         verb = "are" if adapters else "is"
+        if name in ANY_MODEL:
+            return ""
         served = ", ".join(map(repr, (self._model_name, *adapters)))
         raise ModelNotFound(name, f"{served} {verb} served here")
 

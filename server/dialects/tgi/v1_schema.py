@@ -13,6 +13,7 @@ import msgspec
 
 from lmi_core.errors import ModelError, UserError
 from lmi_core.text.chat import ChatTemplate
+from lmi_server.dialects.base import ANY_MODEL
 from lmi_server.dialects.decode import Messages
 from lmi_server.dialects.tgi.errors import TgiError
 from lmi_server.dialects.tgi.grammar import plain_response_format
@@ -47,8 +48,8 @@ class V1Body(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def adapter(self) -> str:
-        """What may be an adapter's name; ``tgi`` is what clients call a server of one model."""
-        return "" if self.model is None or self.model == "tgi" else self.model
+        """What may be an adapter's name."""
+        return "" if self.model is None or self.model in ANY_MODEL else self.model
 
     def sampling(self) -> dict[str, Any]:
         """The fields of GenerateParameters; without a temperature of 0, text is sampled."""

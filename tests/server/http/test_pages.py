@@ -74,6 +74,57 @@ def test_a_person_talks_completes_and_looks(url: str, tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+PRESS_ENTER = "$('question').dispatchEvent(new KeyboardEvent('keydown', {key: 'Enter'}))"
+
+
+def test_enter_sends_and_forgetting_ends_an_answer(url: str, tmp_path: Path) -> None:
+    async def run() -> None:
+        async with visiting(f"{url}/ui", tmp_path) as tab:
+            await tab.until("$('model').options.length === 1")
+            assert await tab.value("$('halt').disabled")
+            await tab.value(click("chat"))
+            await tab.value("$('question').value = 'Hello'")
+            await tab.value(PRESS_ENTER.replace("'Enter'", "'Enter', shiftKey: true"))
+            assert await tab.value("messages.length === 0")
+            await tab.value(f"{PRESS_ENTER}; $('forget').click()")
+            await tab.until("controller === null")
+            assert await tab.value("messages.length + $('talk').children.length") == 0
+            assert await tab.value("$('question').value") == ""
+
+    asyncio.run(run())
+
+
+def test_figures_have_their_places_before_there_are_any(url: str, tmp_path: Path) -> None:
+    async def run() -> None:
+        async with visiting(f"{url}/ui", tmp_path) as tab:
+            await tab.until("last !== null")
+            shown = await tab.value("[...$('cards').querySelectorAll('b')].map((e) => e.innerText)")
+            assert (len(shown), shown[2], shown[4]) == (12, "0 /s", "–")  # noqa: RUF001
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("path", ["ui", "docs"])
+def test_nothing_is_wider_than_a_telephone(url: str, tmp_path: Path, path: str) -> None:
+    async def run() -> None:
+        async with visiting(f"{url}/{path}", tmp_path) as tab:
+            params = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
+            await tab.tell("Emulation.setDeviceMetricsOverride", **params)
+            if path == "docs":
+                await tab.until("document.querySelectorAll('details').length > 20")
+                await tab.value(
+                    "for (const e of document.querySelectorAll('details')) e.open = true"
+                )
+                await tab.until("document.querySelectorAll('textarea').length > 10")
+            for name in ("live", "chat", "completion", "configuration", "api"):
+                if path == "ui":
+                    await tab.value(click(name))
+                    await tab.until(f"!$('{name}').hidden")
+                assert await tab.value("document.documentElement.scrollWidth") <= 390
+
+    asyncio.run(run())
+
+
 def test_a_refusal_is_shown_where_it_was_asked(url: str, tmp_path: Path) -> None:
     async def run() -> None:
         async with page(tmp_path) as tab:

@@ -146,6 +146,7 @@ def test_openai_bodies_name_their_model() -> None:
     [
         (COMPLETION, 400, "model", "model is missing; 'a', 'b', 'c' are served here"),
         ({**COMPLETION, "model": "x"}, 404, "model", "'x' does not exist; 'a', 'b', 'c' are"),
+        ({**COMPLETION, "model": "tgi"}, 404, "model", "'tgi' does not exist; 'a', 'b', 'c' are"),
         ({**COMPLETION, "model": 5}, 400, "model", "model"),
         (b'{"prompt', 400, None, "JSON"),
         (b"", 400, None, "JSON"),

@@ -43,6 +43,16 @@ def test_models(client: openai.OpenAI) -> None:
         client.models.retrieve("other")
 
 
+@pytest.mark.parametrize("name", ["tgi", "dummy"])
+def test_what_clients_of_tgi_call_any_model(client: openai.OpenAI, name: str) -> None:
+    """text-generation and its documentation, and huggingface_hub's InferenceClient."""
+    answer = client.chat.completions.create(model=name, messages=MESSAGES, max_tokens=1)
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 1
+    with pytest.raises(openai.NotFoundError, match="'other' does not exist; 'tiny' is served"):
+        client.chat.completions.create(model="other", messages=MESSAGES)
+
+
 def test_chat(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(
         model="tiny", messages=MESSAGES, max_completion_tokens=8, temperature=0

@@ -230,6 +230,16 @@ SCHEMA = {"type": "object", "properties": {"a": {}}}
             },
             Grammar.json_schema(SCHEMA),
         ),
+        # TGI's form, which huggingface_hub makes of OpenAI's, and llama-server's.
+        *(
+            ({"response_format": {"type": kind, name: SCHEMA}}, Grammar.json_schema(SCHEMA))
+            for kind, name in (
+                ("json", "value"),
+                ("json_object", "value"),
+                ("json_object", "schema"),
+            )
+        ),
+        ({"response_format": {"type": "regex", "value": "a+"}}, Grammar.regex("a+")),
         ({"guided_json": SCHEMA}, Grammar.json_schema(SCHEMA)),
         ({"guided_json": '{"type": "object"}'}, Grammar.json_schema('{"type": "object"}')),
         ({"guided_regex": "a+"}, Grammar.regex("a+")),
