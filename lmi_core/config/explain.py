@@ -10,10 +10,11 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from lmi_core.config.artefacts.cache import readable_directory
 from lmi_core.config.judge import judge, judge_server
+from lmi_core.config.kept_weights import weight_lines
 from lmi_core.config.memory_needs import Needs, memory_needs
 from lmi_core.config.model_config import ModelConfig
 from lmi_core.config.problem import Problems
@@ -24,7 +25,9 @@ from lmi_core.config.table.option import SYSTEMS, Outcome
 from lmi_core.config.targets.host import Host, detect_host
 from lmi_core.config.targets.server_config import ServerConfig
 from lmi_core.text.printable import printable
-from lmi_core.weights.quantized.methods import BITSANDBYTES
+
+if TYPE_CHECKING:
+    from lmi_core.models.loader import FoundModel
 
 EXIT_USABLE = 0
 EXIT_WARNINGS = 1
@@ -38,16 +41,6 @@ _COLOURS = {
 }
 _LEAST_TEXT = 28
 """Columns that a row's text needs to be beside the others."""
-_PICKLED = {"lmi": "tensors are read where they lie, without torch; nothing else in it is used"}
-_LEFT = "left to the library, which reads its tensors with torch"
-_FLOATS = {"F32", "F16", "BF16"}
-"""Types of GGUF's tensors without blocks."""
-_ROWS = {
-    "auto": "rows of 8 bits, a row's largest numbers of 16",
-    "int8": "rows of 8 bits",
-    "bf16": "rows as they are",
-}
-"""What quantised weights are multiplied with on the CPU, by option.activations."""
 _WRITTEN = {"common": "LMI, naming no system"}
 
 
@@ -70,11 +63,9 @@ def main(
         return EXIT_USABLE
     host = detect_host(environ) if host is None else host
     report = examine(argv, environ, host, default_model=default_model)
+    found: list[FoundModel | None] = []
     if not report.errors:
-        problems = Problems([*report.warnings, *judge_server(report.server)])
-        for model in report.models:
-            problems.items += judge(model, report.server, environ).problems
-        report = replace(report, errors=problems.errors, warnings=problems.warnings)
+        report, found = _judged(report, environ)
     report = replace(report, rows=tuple(refused_rows(rows, report.errors) for rows in report.rows))
     needs = [_needs(model, report.server, environ) for model in report.models]
     if "--json" in argv:
@@ -87,8 +78,19 @@ def main(
         width=shutil.get_terminal_size().columns if is_terminal else None,
         shows_defaults="--all" in argv,
     )
-    out.write(page.of(report, needs))
+    out.write(page.of(report, needs, found))
     return exit_code(report, strict="--strict" in argv)
+
+
+def _judged(report: Report, environ: Mapping[str, str]) -> tuple[Report, list[FoundModel | None]]:
+    """With what speaks against serving its models, and what was read of their files."""
+    problems = Problems([*report.warnings, *judge_server(report.server)])
+    found = []
+    for model in report.models:
+        verdict = judge(model, report.server, environ)
+        problems.items += verdict.problems
+        found.append(verdict.found)
+    return replace(report, errors=problems.errors, warnings=problems.warnings), found
 
 
 def _needs(model: ModelConfig, server: ServerConfig, environ: Mapping[str, str]) -> Needs:
@@ -114,14 +116,20 @@ class Page:
     width: int | None = None
     shows_defaults: bool = True
 
-    def of(self, report: Report, needs: Sequence[Needs] = ()) -> str:
-        """The text; ``needs`` of memory by model, empty: not known."""
+    def of(
+        self,
+        report: Report,
+        needs: Sequence[Needs] = (),
+        found: Sequence[FoundModel | None] = (),
+    ) -> str:
+        """The text; ``needs`` of memory and what was ``found`` by model, empty: not known."""
         lines: list[str] = []
         num_hidden = 0
         for i, (model, rows) in enumerate(zip(report.models, report.rows, strict=True)):
             shown = [row for row in rows if self.shows_defaults or row.where != DEFAULT]
             num_hidden += len(rows) - len(shown)
-            for line in _heading(model, needs[i] if needs else None):
+            own = needs[i] if needs else None, found[i] if found else None
+            for line in _heading(model, *own):
                 lines += self._wrapped(line, " " * 11)
             lines += [*self._table(shown), ""]
         if report.server_rows:
@@ -182,7 +190,7 @@ class Page:
         return textwrap.wrap(line, self.width, subsequent_indent=indent, break_on_hyphens=False)
 
 
-def _heading(model: ModelConfig, needs: Needs) -> list[str]:
+def _heading(model: ModelConfig, needs: Needs, found: FoundModel | None) -> list[str]:
     source = model.source.location or "(no files)"
     if model.source.revision:
         source += f" at {model.source.revision}"
@@ -195,56 +203,12 @@ def _heading(model: ModelConfig, needs: Needs) -> list[str]:
     ]
     if model.draft is not None:
         lines.append(f"  drafts   by {model.draft.source.location} ({model.draft.source.kind})")
-    if model.files.pickled:
-        lines.append(f"  weights  {model.files.pickled}: {_PICKLED.get(model.backend, _LEFT)}")
     if model.backend != "handler":
         lines.append(f"  devices  {model.placement.describe()}")
-    if model.files.gguf_types and model.engine is not None:
-        lines.append(f"  weights  {_gguf_weights(model)}")
-    if (stored := _stored_weights(model)) is not None:
-        lines.append(f"  weights  {stored}")
+    lines += [f"  weights  {words}" for words in weight_lines(model, found)]
     if needs is not None:
         lines.append(f"  memory   {needs if isinstance(needs, str) else needs.describe()}")
     return [printable(line) for line in lines]
-
-
-def _gguf_weights(model: ModelConfig) -> str:
-    """What a GGUF file has, and what becomes of it."""
-    found = model.files.gguf_types
-    types = ", ".join(f"{count} {name}" for name, count in found.items())
-    assert model.engine is not None
-    config = model.engine.config
-    if config.device != "cpu":
-        return f"GGUF, tensors: {types}; matrices are widened to the dtype on this device"
-    if _FLOATS.issuperset(found):
-        return f"GGUF, tensors: {types}; kept as stored"
-    rows = _ROWS[config.activations]
-    return f"GGUF, tensors: {types}; kept as stored, blocks multiplied with {rows}"
-
-
-def _stored_weights(model: ModelConfig) -> str | None:
-    """What becomes of a checkpoint in codes of floats or of bitsandbytes; None: it isn't one."""
-    settings = model.files.quantization
-    if model.backend != "lmi" or settings is None or model.engine is None:
-        return None
-    on_cpu = model.engine.config.device == "cpu"
-    if model.files.is_in_fp8:
-        if not on_cpu:
-            return "fp8, kept as stored, multiplied with rows rounded to fp8"
-        return (
-            "fp8, kept as stored where inputs are a multiple of 128, multiplied with rows as they "
-            "are; the checkpoint's scales of activations aren't used"
-        )
-    if settings.method != BITSANDBYTES:
-        return None
-    if settings.values.get("load_in_4bit"):
-        kind = settings.values.get("bnb_4bit_quant_type", "fp4")
-        if not on_cpu:
-            return f"bitsandbytes {kind}, widened to the dtype on this device"
-        rows = _ROWS[model.engine.config.activations]
-        return f"bitsandbytes {kind}, kept as stored, multiplied with {rows}"
-    rows = "but for inputs from 6 on" if on_cpu else "a row's largest numbers to 16"
-    return f"bitsandbytes int8, kept as stored, multiplied with rows rounded to 8 bits, {rows}"
 
 
 def as_json(report: Report, needs: Sequence[Needs] = ()) -> dict[str, object]:

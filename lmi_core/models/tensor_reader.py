@@ -17,7 +17,6 @@ from lmi_core.models.weight_packing import WeightPacking
 from lmi_core.models.weights import Linear, MappedFile, Table, WeightBackend
 from lmi_core.ops.graph import JoinedWeight, LinearWeight, SlicedWeight
 from lmi_core.weights.block_matrix import BlockMatrix
-from lmi_core.weights.float_code_matrix import FloatCodeMatrix
 from lmi_core.weights.float_tensors import (
     DTYPES,
     NotFiniteError,
@@ -29,7 +28,6 @@ from lmi_core.weights.formats import FloatArray, PackFormat
 from lmi_core.weights.fp8_checkpoint import FP8_DTYPES, scale_of
 from lmi_core.weights.fp8_matrix import Fp8Matrix, expand_scales
 from lmi_core.weights.gguf.types import BLOCK_TYPES
-from lmi_core.weights.integer_matrix import IntegerMatrix
 from lmi_core.weights.made_codes import smoothed
 from lmi_core.weights.matrix import (
     Matrix,
@@ -39,6 +37,7 @@ from lmi_core.weights.matrix import (
     rows_of,
     unit_rows,
 )
+from lmi_core.weights.quantized.layout import Blocks, kept_as
 from lmi_core.weights.quantized.stored_layers import StoredLayers
 from lmi_core.weights.safetensors_file import TensorInfo
 
@@ -244,16 +243,14 @@ class TensorReader:
                 floats=self._floats,
                 note_rounding=self.packing.note_rounding,
             )
-            if isinstance(matrix, IntegerMatrix):
-                return matrix
-            if isinstance(matrix, FloatCodeMatrix):
-                is_kept = matrix.has_whole_blocks and self._backend.keeps_blocks
-                return matrix if is_kept else matrix.to_float32()
-            if self.packing.keeps_orders and matrix.ordered is not None:
-                return matrix.ordered
-            if self.packing.keeps_blocks and matrix.to_blocks is not None:
-                return matrix.to_blocks()
-            return matrix.to_float32()
+            kept = kept_as(
+                matrix,
+                keeps_blocks=self.packing.keeps_blocks,
+                keeps_orders=self.packing.keeps_orders,
+            )
+            if kept is None:
+                return matrix.to_float32()
+            return kept.read() if isinstance(kept, Blocks) else kept
         tensor = self._tensors[name]
         if tensor.dtype in BLOCK_TYPES:
             raw = self._file(tensor.path).array(tensor.offset, tensor.num_bytes)

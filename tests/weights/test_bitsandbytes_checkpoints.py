@@ -287,8 +287,8 @@ def test_explain_says_what_is_multiplied_how(tmp_path: Path, capsys: Any) -> Non
     from lmi_core.cli import main
 
     for form, words in (
-        ("nf4", "bitsandbytes nf4, kept as stored, multiplied with rows of 8 bits"),
-        ("int8", "rounded to 8 bits, but for inputs from 6 on"),
+        ("nf4", "bitsandbytes nf4: kept as nf4, multiplied with rows of 8 bits"),
+        ("int8", "multiplied with rows of 8 bits, but for inputs from 6 on"),
     ):
         path, _ = make_bitsandbytes_checkpoint(tmp_path / form, form)
         assert main(["explain", str(path)]) == 0

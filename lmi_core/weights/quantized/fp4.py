@@ -15,7 +15,7 @@ from lmi_core.weights.block_matrix import BlockMatrix
 from lmi_core.weights.formats import FloatArray
 from lmi_core.weights.fp8_matrix import Fp8Matrix
 from lmi_core.weights.mxfp4 import E2M1_PAIRS, MXFP4_BLOCK, mx_scales, mxfp4_matrix
-from lmi_core.weights.quantized.layout import LayerTensors, Part, Shape, WidenedMatrix
+from lmi_core.weights.quantized.layout import Blocks, LayerTensors, Part, Shape, WidenedMatrix
 from lmi_core.weights.quantized.settings import QuantizationSettings
 
 NVFP4_BLOCK = 16
@@ -81,7 +81,8 @@ class Fp4:
             stored = layer.integers(layer["weight_scale"]).view(np.uint8)
             return mxfp4_matrix(codes.reshape(num_outputs, -1, MXFP4_BLOCK // 2), stored)
 
-        return WidenedMatrix(layer.shape, unpack, to_blocks if self._has_mx_scales else None)
+        blocks = Blocks("mxfp4", to_blocks) if self._has_mx_scales else None
+        return WidenedMatrix(layer.shape, unpack, blocks)
 
     def _scales(self, layer: LayerTensors, whole: np.float32) -> FloatArray:
         """Of blocks [outputs, blocks], those of the matrix included."""

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from lmi_core.weights.block_matrix import BlockMatrix
-from lmi_core.weights.formats import FloatArray
+from lmi_core.weights.formats import BlockFormat, FloatArray
 from lmi_core.weights.integer_matrix import INT8_ZERO, Codes, IntegerMatrix
-from lmi_core.weights.quantized.layout import LayerTensors, WidenedMatrix
+from lmi_core.weights.quantized.layout import Blocks, LayerTensors, WidenedMatrix
 
 NUM_BITS = (4, 8)
 """That products have."""
@@ -112,6 +112,8 @@ def _keep_int8(layer: LayerTensors, groups: Groups, stored: StoredCodes) -> Inte
 def _widened(
     layer: LayerTensors, num_bits: int, groups: Groups, stored: StoredCodes
 ) -> WidenedMatrix:
+    block_format: BlockFormat = "q8_0" if num_bits == 8 else "q4_0"
+
     def steps() -> npt.NDArray[np.int32]:
         codes = stored.codes().astype(np.int32)
         codes -= stored.zeros().astype(np.int32)[:, groups]
@@ -136,10 +138,10 @@ def _widened(
             raw = nibbles[..., :half] | nibbles[..., half:] << np.uint8(4)
         scales = halves[..., None].view(np.uint8)
         joined = np.concatenate([scales, raw], axis=-1).reshape(len(raw), -1)
-        return BlockMatrix("q8_0" if num_bits == 8 else "q4_0", layer.shape, joined)
+        return BlockMatrix(block_format, layer.shape, joined)
 
     has_blocks = _has_blocks(layer, num_bits, groups, stored)
-    return WidenedMatrix(layer.shape, floats, blocks if has_blocks else None)
+    return WidenedMatrix(layer.shape, floats, Blocks(block_format, blocks) if has_blocks else None)
 
 
 def _has_blocks(layer: LayerTensors, num_bits: int, groups: Groups, stored: StoredCodes) -> bool:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from lmi_core.errors import ModelError
 from lmi_core.weights.block_matrix import BlockMatrix
 from lmi_core.weights.float_code_matrix import FloatCodeMatrix
-from lmi_core.weights.formats import FloatArray
+from lmi_core.weights.formats import BlockFormat, FloatArray
 from lmi_core.weights.integer_matrix import IntegerMatrix
 from lmi_core.weights.safetensors_file import TensorInfo
 
@@ -72,16 +72,42 @@ class LayerTensors:
 
 
 @dataclass(frozen=True, slots=True)
+class Blocks:
+    """GGUF's, that stand for the same numbers as a checkpoint's codes."""
+
+    format: BlockFormat
+    read: Callable[[], BlockMatrix]
+
+
+@dataclass(frozen=True, slots=True)
 class WidenedMatrix:
     """Codes that no product takes as they are: they are read as floats."""
 
     shape: Shape
     to_float32: Callable[[], FloatArray]
     """The weights [outputs, inputs]."""
-    to_blocks: Callable[[], BlockMatrix] | None = None
-    """The same numbers in blocks that some devices' products take; None: there are no such."""
+    blocks: Blocks | None = None
+    """What some devices' products take; None: there are no such."""
     ordered: IntegerMatrix | None = None
     """The same numbers in int4 with inputs in another order, which some devices' products take."""
+
+
+StoredMatrix = IntegerMatrix | FloatCodeMatrix | WidenedMatrix
+"""What a layer's tensors stand for."""
+
+
+def kept_as(
+    matrix: StoredMatrix, *, keeps_blocks: bool, keeps_orders: bool
+) -> IntegerMatrix | FloatCodeMatrix | Blocks | None:
+    """What of ``matrix`` is kept; None: its floats. ``keeps_blocks``, ``keeps_orders``: whether
+    there are products with blocks and codes of floats, with int4 in another order of inputs."""
+    if isinstance(matrix, IntegerMatrix):
+        return matrix
+    if isinstance(matrix, FloatCodeMatrix):
+        return matrix if keeps_blocks and matrix.has_whole_blocks else None
+    if keeps_orders and matrix.ordered is not None:
+        return matrix.ordered
+    return matrix.blocks if keeps_blocks else None
 
 
 class Layout(Protocol):
@@ -101,7 +127,7 @@ class Layout(Protocol):
         """The tensors of the layer ``name``."""
         ...
 
-    def matrix(self, layer: LayerTensors) -> IntegerMatrix | FloatCodeMatrix | WidenedMatrix:
+    def matrix(self, layer: LayerTensors) -> StoredMatrix:
         """What the tensors, which are as ``parts`` says, stand for.
 
         Raises ModelError where it can't be kept exactly.

@@ -41,6 +41,7 @@ METHODS = (*INTEGER_METHODS, MARLIN, BITSANDBYTES, *FP8_METHODS, MODELOPT, MXFP4
 _FP8_FORMATS = ("float-quantized", "naive-quantized")
 """Those of compressed-tensors."""
 _FP4_FORMATS = {"nvfp4-pack-quantized": "NVFP4", "mxfp4-pack-quantized": "MXFP4"}
+_NAMES = {name: name.upper() for name in ("awq", "gptq", EXL2, MXFP4)} | {MARLIN: "Marlin"}
 _ALSO = {"gptq": ("awq", MARLIN)}
 """Methods that go by another's name too, as in TGI, which reads AWQ as GPTQ."""
 
@@ -76,7 +77,7 @@ def _schemes(settings: QuantizationSettings) -> tuple[_Scheme, ...]:
     values = settings.values
     if settings.method == "awq":
         return (_Scheme(values.get("bits", 4), values.get("group_size"), False),)
-    if settings.method == "gptq":
+    if settings.method in ("gptq", MARLIN):
         dynamic = values.get("dynamic")
         own = dynamic.items() if isinstance(dynamic, dict) else ()
         layers = [each for name, each in own if isinstance(each, dict) and name[:2] != "-:"]
@@ -99,6 +100,28 @@ def _gptq_scheme(values: Mapping[str, Any]) -> _Scheme:
     group_size = values.get("group_size")
     is_reordered = values.get("desc_act") is True and group_size not in (-1, None)
     return _Scheme(values.get("bits", 4), group_size, is_reordered)
+
+
+def stored_as(settings: QuantizationSettings) -> str:
+    """The format's name, and how it stores integers."""
+    if (floats := fp4_format(settings)) is not None:
+        return floats
+    if is_in_fp8(settings):
+        return "fp8"
+    if settings.method == BITSANDBYTES:
+        in_4bit = settings.values.get("load_in_4bit")
+        kind = settings.values.get("bnb_4bit_quant_type", "fp4") if in_4bit else "int8"
+        return f"{BITSANDBYTES} {kind}"
+    name = _NAMES.get(settings.method, settings.method)
+    words = " and ".join(dict.fromkeys(map(_words, _schemes(settings))))
+    return f"{name}, {words}" if words else name
+
+
+def _words(scheme: _Scheme) -> str:
+    num_bits, group_size, is_reordered = scheme
+    has_groups = isinstance(group_size, int) and group_size > 0
+    groups = f" in groups of {group_size}" if has_groups else ""
+    return f"{num_bits} bits{groups}{' with act-order' if is_reordered else ''}"
 
 
 def widened_format(settings: QuantizationSettings, *, keeps_orders: bool = False) -> str | None:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from lmi_core.weights.float_code_matrix import FloatCodeMatrix
 from lmi_core.weights.float_tensors import read_array, to_float32
-from lmi_core.weights.formats import FloatArray
+from lmi_core.weights.formats import FloatArray, RowRounding
 from lmi_core.weights.integer_matrix import IntegerMatrix
-from lmi_core.weights.quantized.layout import LayerTensors, Layout, Part, Shape, WidenedMatrix
+from lmi_core.weights.quantized.layout import (
+    LayerTensors,
+    Layout,
+    Part,
+    Shape,
+    StoredMatrix,
+    kept_as,
+)
 from lmi_core.weights.safetensors_file import TensorInfo
 
 _WEIGHT = ".weight"
@@ -31,6 +38,15 @@ class _Layer:
     def of(cls, layout: Layout, weight: str, shape: Shape) -> _Layer:
         name = weight.removesuffix(_WEIGHT)
         return cls(name, shape, layout, layout.parts(name, shape))
+
+
+class Kept(NamedTuple):
+    """What a layer's weight is held in."""
+
+    format: str | None
+    """None: floats."""
+    rounding: RowRounding | None
+    """Of the rows that it is multiplied with, by its scheme; None: that says nothing."""
 
 
 class StoredLayers:
@@ -82,13 +98,28 @@ class StoredLayers:
 
     def check(self) -> None:
         """Raise ModelError for the first layer that can't be kept; its codes aren't read."""
+        for _ in self._judged():
+            pass
+
+    def kept(self, *, keeps_blocks: bool, keeps_orders: bool) -> dict[str, Kept]:
+        """What becomes of each layer's weight, as ``kept_as`` has it. Raises ModelError as
+        ``check`` does."""
+        found = {}
+        for weight, matrix in self._judged():
+            kept = kept_as(matrix, keeps_blocks=keeps_blocks, keeps_orders=keeps_orders)
+            rounding = kept.rounding if isinstance(kept, IntegerMatrix) else None
+            found[weight] = Kept(None if kept is None else kept.format, rounding)
+        return found
+
+    def _judged(self) -> Iterator[tuple[str, StoredMatrix]]:
         for weight in self._layers:
-            self.matrix(
+            matrix = self.matrix(
                 weight,
                 integers=read_array,
                 floats=lambda tensor: to_float32(read_array(tensor), tensor.dtype),
                 note_rounding=lambda change: None,
             )
+            yield weight, matrix
 
     def matrix(
         self,
@@ -97,7 +128,7 @@ class StoredLayers:
         integers: Callable[[TensorInfo], npt.NDArray[np.generic]],
         floats: Callable[[TensorInfo], FloatArray],
         note_rounding: Callable[[float], None],
-    ) -> IntegerMatrix | FloatCodeMatrix | WidenedMatrix:
+    ) -> StoredMatrix:
         """``weight``, whose tensors have no problems. Raises ModelError if it can't be kept."""
         layer = self._layers[weight]
         tensors = LayerTensors(
