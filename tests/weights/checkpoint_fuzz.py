@@ -214,9 +214,14 @@ def _read(path: Path, *, loads: bool) -> None:
         load_weights(found, NativeWeights())
 
 
+def in_memory() -> tempfile.TemporaryDirectory[str]:
+    """A directory there, where the system has one."""
+    return tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None)
+
+
 def _fuzz(name: str, count: int, seed: int, loads_every: int) -> str:
     logging.disable(logging.WARNING)
-    with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as directory:
+    with in_memory() as directory:
         os.environ["XDG_CACHE_HOME"] = directory
         path = Path(directory) / "model"
         SOUND[name](path)
