@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from lmi_core import _native
 from lmi_core.user_cache import user_cache
@@ -96,20 +97,25 @@ class RepackCache:
                 return path
             with first.open("r+b") as locked:
                 fcntl.lockf(locked, fcntl.LOCK_EX, 1, node)
-                return path if path.exists() or self._copied(first, path) else first
+                return path if path.exists() or self._copied(locked, path) else first
         except OSError as error:
             log.debug("NUMA node %d has no packed weights of its own: %s", node, error)
             return first
 
-    def _copied(self, first: Path, path: Path) -> bool:
-        """Whether there was room for a copy at ``path``. Raises OSError."""
+    def _copied(self, locked: BinaryIO, path: Path) -> bool:
+        """Whether there was room for a copy at ``path``. Raises OSError.
+
+        Nothing else opens the locked file meanwhile: to close it again would give up the lock.
+        """
+        first = Path(locked.name)
         num_bytes = first.stat().st_size
         num_files = len(list(self._of_nodes(first))) + 2
         os.utime(first)  # the last to make room
         if num_files * num_bytes > self.max_bytes or not self._make_room(num_bytes, path):
             return False
         with self._partial(path) as partial:
-            shutil.copyfile(first, partial)
+            with partial.open("wb") as copy:
+                shutil.copyfileobj(locked, copy, 1 << 24)
             partial.rename(path)
         return True
 

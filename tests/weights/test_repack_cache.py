@@ -352,15 +352,15 @@ def test_processes_that_start_together_in_a_numa_node_copy_once(model, cache, tm
 
 
 def _copy_for_node_1(cache, name, together, made):
-    copy = shutil.copyfile
+    copy = shutil.copyfileobj
 
-    def copyfile(*paths):
+    def copyfileobj(*files):
         with made.open("a") as file:
             file.write("once\n")
         time.sleep(0.2)  # in which the other would come
-        copy(*paths)
+        copy(*files)
 
-    shutil.copyfile = copyfile
+    shutil.copyfileobj = copyfileobj
     together.wait(60)
     assert RepackCache(cache, 1 << 30).find(name, 1) is not None
 
