@@ -28,6 +28,8 @@ from tests.copies.test_copies import CONFIG
 from tests.engine.harness import until
 
 pytestmark = pytest.mark.timeout(120)
+LONG = 200
+"""Tokens of texts that no copy is through with before another has begun."""
 
 
 class HereLink(SealedLink):
@@ -126,17 +128,17 @@ def test_requests_of_a_lost_machine_go_on_elsewhere() -> None:
     async def main() -> None:
         machines = OtherMachines()
         async with Copies(CONFIG, 2, machines=machines) as copies:
-            undisturbed = await asyncio.gather(*(text(copies, r) for r in requests(8)))
+            undisturbed = await asyncio.gather(*(text(copies, r) for r in requests(8, LONG)))
             num_tokens = copies.num_tokens
-            disturbed = asyncio.gather(*(text(copies, r) for r in requests(8)))
-            await until(lambda: copies.num_tokens > num_tokens + 40)
+            disturbed = asyncio.gather(*(text(copies, r) for r in requests(8, LONG)))
+            await until(lambda: copies.num_tokens > num_tokens + 2 * LONG)
             machines.links[0].kill()
             assert await disturbed == undisturbed
             assert copies.num_resumed > 0
             await until(lambda: len(copies.copies) == 2, timeout_s=30)
             await copies.scale(1, 1)
             await until(lambda: len(copies.copies) == 1 and not copies._supervisor.is_scaling)
-            assert await text(copies, requests(1)[0]) == undisturbed[0]
+            assert await text(copies, requests(1, LONG)[0]) == undisturbed[0]
         ends = [link.host._process for link in machines.links]
         assert all(process is not None and process.returncode is not None for process in ends)
 
