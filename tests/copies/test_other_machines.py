@@ -29,7 +29,7 @@ from tests.engine.harness import until
 
 pytestmark = pytest.mark.timeout(120)
 LONG = 200
-"""Tokens of texts that no copy is through with before another has begun."""
+"""Tokens of texts, of which a copy seldom has all before it is killed."""
 
 
 class HereLink(SealedLink):
@@ -101,7 +101,7 @@ async def text(copies: Copies, request: GenerationRequest) -> list[tuple[int, st
     events: list[TokenEvent] = []
     async for batch in copies.generate_batches(request):
         events += batch
-    assert len(events) == 60
+    assert len(events) == request.params.max_new_tokens
     assert 0 <= events[0].queue_seconds < 30
     return [(event.token_id, event.text) for event in events]
 
@@ -129,13 +129,19 @@ def test_requests_of_a_lost_machine_go_on_elsewhere() -> None:
         machines = OtherMachines()
         async with Copies(CONFIG, 2, machines=machines) as copies:
             undisturbed = await asyncio.gather(*(text(copies, r) for r in requests(8, LONG)))
-            num_tokens = copies.num_tokens
-            disturbed = asyncio.gather(*(text(copies, r) for r in requests(8, LONG)))
-            await until(lambda: copies.num_tokens > num_tokens + 2 * LONG)
-            machines.links[0].kill()
-            assert await disturbed == undisturbed
+            for i in range(5):  # A copy can be through before it is killed.
+                target = copies.num_tokens + 40
+                disturbed = asyncio.gather(*(text(copies, r) for r in requests(8, LONG)))
+                await until(lambda: copies.num_tokens > target)  # noqa: B023
+                machines.links[i].kill()
+                assert await disturbed == undisturbed
+                await until(
+                    lambda: len(machines.links) == 3 + i and len(copies.copies) == 2,  # noqa: B023
+                    timeout_s=30,
+                )
+                if copies.num_resumed:
+                    break
             assert copies.num_resumed > 0
-            await until(lambda: len(copies.copies) == 2, timeout_s=30)
             await copies.scale(1, 1)
             await until(lambda: len(copies.copies) == 1 and not copies._supervisor.is_scaling)
             assert await text(copies, requests(1, LONG)[0]) == undisturbed[0]
