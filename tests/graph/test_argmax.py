@@ -4,25 +4,11 @@ import numpy as np
 import pytest
 
 from lmi_core import _native
+from tests.kernels.sampling_case import NEUTRAL
 
 LEVELS = _native.instruction_sets()
 HIDDEN, MAX_ROWS = 40, 120
-GREEDY = {
-    "temperature": 0.0,
-    "top_k": 0,
-    "top_p": 1.0,
-    "min_p": 0.0,
-    "typical_p": 1.0,
-    "repetition_penalty": 1.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "seed": 7,
-    "choice": 0,
-    "num_logprobs": -1,
-    "banned_ids": [],
-    "min_tokens": 0,
-    "min_tokens_banned_ids": [],
-}
+GREEDY = NEUTRAL | {"seed": 7, "num_logprobs": -1}
 OTHERS = [
     GREEDY,
     GREEDY | {"num_logprobs": 2},

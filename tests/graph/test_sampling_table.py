@@ -9,24 +9,9 @@ import numpy as np
 import pytest
 
 from lmi_core import _native
+from tests.kernels.sampling_case import NEUTRAL
 
 VOCAB_SIZE = 12
-NEUTRAL = {
-    "temperature": 0.0,
-    "top_k": 0,
-    "top_p": 1.0,
-    "min_p": 0.0,
-    "typical_p": 1.0,
-    "repetition_penalty": 1.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "seed": 0,
-    "choice": 0,
-    "num_logprobs": 0,
-    "min_tokens": 0,
-    "banned_ids": [],
-    "min_tokens_banned_ids": [],
-}
 Biases = list[tuple[list[int], float]]
 
 

@@ -13,6 +13,23 @@ Runner = _native.paged_kernels.Runner
 SamplingRows = _native.paged_kernels.SamplingRows
 
 Logits = npt.NDArray[np.float32]
+NEUTRAL: dict[str, Any] = {
+    "temperature": 0.0,
+    "top_k": 0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "typical_p": 1.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "seed": 0,
+    "choice": 0,
+    "num_logprobs": 0,
+    "banned_ids": [],
+    "min_tokens": 0,
+    "min_tokens_banned_ids": [],
+}
+"""All that ``SamplingTable.set`` asks for, of a row with the likeliest tokens."""
 
 
 def random_logits(rows: int, vocab: int, seed: int = 0, spread: float = 3.0) -> Logits:

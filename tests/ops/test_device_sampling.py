@@ -21,26 +21,10 @@ from tests.kernels.sampling_case import (
 torch = pytest.importorskip("torch", exc_type=ImportError)
 
 from lmi_core.ops.kernels import select  # noqa: E402
+from tests.kernels.sampling_case import NEUTRAL  # noqa: E402
 from tests.ops.cuda_kernels import use_cuda_kernels  # noqa: E402
 
 Logits = npt.NDArray[np.float32]
-NEUTRAL: dict[str, Any] = {
-    "temperature": 0.0,
-    "top_k": 0,
-    "top_p": 1.0,
-    "min_p": 0.0,
-    "typical_p": 1.0,
-    "repetition_penalty": 1.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "seed": 0,
-    "choice": 0,
-    "num_logprobs": 0,
-    "logit_bias": [],
-    "banned_ids": [],
-    "min_tokens": 0,
-    "min_tokens_banned_ids": [],
-}
 MAX_LOGPROBS = 8
 ON_GPU = [
     pytest.mark.gpu,
@@ -90,10 +74,9 @@ class Sampler:
             self.set(row)
 
     def set(self, row: int, **settings: Any) -> None:
-        settings = {**NEUTRAL, **settings}
-        given = settings.pop("logit_bias")
+        given = settings.pop("logit_bias", [])
         biases = _native.LogitBiases([i for i, _ in given], [bias for _, bias in given])
-        self.table.set(row, biases=biases, **settings)
+        self.table.set(row, biases=biases, **{**NEUTRAL, **settings})
 
     def add(self, table_row: int, sampling_row: int, target_id: int = -1) -> None:
         row = self.step.add([0], table_row % 64, table_row, sampling_row, "last")

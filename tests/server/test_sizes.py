@@ -21,7 +21,7 @@ from lmi_server.dialects import large_bodies
 from lmi_server.dialects.tgi.options import TgiOptions
 from tests.engine.fake_runner import FakeRunner
 from tests.engine.harness import byte_tokenizer, collect, make_engine
-from tests.graph.test_sampling_table import NEUTRAL
+from tests.kernels.sampling_case import NEUTRAL
 from tests.server.dialects.tgi.test_tgi_http import serving
 from tests.server.fake_engine import FakeEngine
 from tests.server.fuzz import CHAT, COMPLETION, INPUTS, RECORDED, TEMPLATE
