@@ -89,7 +89,7 @@ def _join(
         _, num_blocks = _receive(connection)
         _, [descriptor], _, _ = socket.recv_fds(connection, 1, 1)
         sizes = step_sizes(config, model.spec)
-        group = open_group(config, model.spec, sizes, rank, descriptor)
+        group = open_group(config, sizes, model.spec, rank, descriptor)
         os.close(descriptor)
         store = None if config.lora is None else lora_store(config, config.lora, model)
         recorded = RecordedModel(

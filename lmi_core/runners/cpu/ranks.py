@@ -82,7 +82,7 @@ class Ranks:
     def join(self, spec: DecoderSpec, sizes: StepSizes, num_blocks: int) -> _native.RankGroup:
         """Return the group when all have their weights, caches and graphs. Raises what kept one of
         them from it, EngineError where one ended without a word."""
-        self._group = open_group(self._config, spec, sizes)
+        self._group = open_group(self._config, sizes, spec)
         for process in self._processes:
             process.receive()
         for process in self._processes:

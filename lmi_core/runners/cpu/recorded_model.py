@@ -79,9 +79,14 @@ class RecordedModel:
 
 
 def open_group(
-    config: EngineConfig, spec: DecoderSpec, sizes: StepSizes, rank: int = 0, descriptor: int = -1
+    config: EngineConfig,
+    sizes: StepSizes,
+    spec: DecoderSpec | None = None,
+    rank: int = 0,
+    descriptor: int = -1,
 ) -> _native.RankGroup:
-    """The memory of a model's ranks, as one of them maps it; ``descriptor``: rank 0's."""
+    """The memory of a model's ranks, as one of them maps it; ``descriptor``: rank 0's. Without
+    ``spec`` they find steps there, and meet elsewhere."""
     return _native.RankGroup(
         num_ranks=config.tensor_parallel_degree,
         rank=rank,
@@ -91,6 +96,6 @@ def open_group(
         max_logit_rows=sizes.max_logit_rows,
         max_blocks_per_seq=sizes.max_blocks_per_seq,
         block_size=config.block_size,
-        num_columns=spec.hidden_size,
-        vocab_size=spec.vocab_size if spec.has_head else 0,
+        num_columns=0 if spec is None else spec.hidden_size,
+        vocab_size=spec.vocab_size if spec is not None and spec.has_head else 0,
     )

@@ -20,6 +20,7 @@ import torch
 from lmi_core import _native
 from lmi_core.errors import EngineError, UserError
 from lmi_core.runners.cpu.ranks import RankProcess
+from lmi_core.runners.cpu.recorded_model import open_group
 from lmi_core.runners.cpu.sizes import num_rank_threads
 from lmi_core.runners.device.rank_group import TorchGroup
 
@@ -156,7 +157,7 @@ class DeviceRanks:
             self._meeting = ranks
             self.check()
             model.start(others_bytes, ranks.address, self._least)
-            self._group = open_group(self._config, model.sizes, 0)
+            self._group = open_group(self._config, model.sizes)
             for process in self._processes:
                 process.send_descriptor(self._group.descriptor)
             self._receive()
@@ -257,24 +258,6 @@ class DeviceRanks:
             self.lose(group.reason)
 
 
-def open_group(
-    config: EngineConfig, sizes: StepSizes, rank: int, descriptor: int = -1
-) -> _native.RankGroup:
-    """Where ranks with a step list find steps, as one of them maps it; ``descriptor``: rank 0's."""
-    return _native.RankGroup(
-        num_ranks=config.tensor_parallel_degree,
-        rank=rank,
-        descriptor=descriptor,
-        max_tokens=sizes.max_num_tokens,
-        max_seqs=config.max_num_seqs,
-        max_logit_rows=sizes.max_logit_rows,
-        max_blocks_per_seq=sizes.max_blocks_per_seq,
-        block_size=config.block_size,
-        num_columns=0,
-        vocab_size=0,
-    )
-
-
 def receive_group(
     connection: socket.socket, config: EngineConfig, sizes: StepSizes, rank: int
 ) -> _native.RankGroup:
@@ -282,4 +265,4 @@ def receive_group(
     _, [descriptor], _, _ = socket.recv_fds(connection, 1, 1)
     with ExitStack() as received:
         received.callback(os.close, descriptor)
-        return open_group(config, sizes, rank, descriptor)
+        return open_group(config, sizes, rank=rank, descriptor=descriptor)
