@@ -106,7 +106,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         model = MODEL_DIR
         if arguments.outliers is not None:
-            from bench.outliers import write_model as with_outliers
+            from bench.outlier_channels import write_model as with_outliers
 
             model = with_outliers(Path(directory), arguments.outliers, is_down=True)
         if arguments.written:
