@@ -57,7 +57,8 @@ class BatchStore:
         self._num_bytes = sum(path.stat().st_size for path in data)
 
     def add_file(self, name: str, purpose: str, data: bytes) -> Record:
-        """UserError for one that doesn't fit beside the others."""
+        """UserError for one that doesn't fit beside the others, CapacityError where the disk has no
+        room."""
         with self._lock:
             self._check_number("files")
             self.take(len(data))
@@ -69,7 +70,7 @@ class BatchStore:
         except OSError as error:
             self.take(-len(data))
             self.data_path(file_id).unlink(missing_ok=True)
-            raise UserError(f"the file can't be kept: {error.strerror}", field="file") from None
+            raise _no_room("file", error) from None
 
     def take(self, num_bytes: int) -> None:
         """Count bytes that will be written; UserError where they are too many."""
@@ -99,7 +100,8 @@ class BatchStore:
             self._num_bytes -= file["bytes"]
 
     def add_batch(self, fields: Mapping[str, Any]) -> Record:
-        """Where there are as many as may be, the oldest one that has ended gives way."""
+        """Where there are as many as may be, the oldest one that has ended gives way. CapacityError
+        where the disk has no room."""
         with self._lock:
             if len(self._records["batches"]) >= _MAX_FILES:
                 ended = (one for one in self._records["batches"].values() if one["status"] in ENDED)
@@ -108,10 +110,14 @@ class BatchStore:
             self._check_number("batches")
             batch = {"id": f"batch_{uuid.uuid4().hex}", "object": "batch", **fields}
             batch["created_at"] = int(self._clock())
-            self.save_batch(batch)
+            try:
+                self.save_batch(batch)
+            except OSError as error:
+                raise _no_room("batch", error) from None
             return batch
 
     def save_batch(self, batch: Record) -> None:
+        """OSError where there is no room: then what was saved before is as it was."""
         with self._lock:
             _write(self._path("batches", batch["id"]), json.dumps(batch).encode())
             self._records["batches"][batch["id"]] = batch
@@ -255,11 +261,20 @@ def tenants_in(root: Path) -> Iterator[str]:
 
 
 def _write(path: Path, data: bytes) -> None:
+    """All of it or nothing: half a file would hold what room there is on a full disk."""
     new = path.with_name(f"{path.name}.new")
     file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(file, "wb") as out:
-        out.write(data)
-    new.rename(path)
+    try:
+        with os.fdopen(file, "wb") as out:
+            out.write(data)
+        new.rename(path)
+    except OSError:
+        new.unlink(missing_ok=True)
+        raise
+
+
+def _no_room(what: str, error: OSError) -> CapacityError:
+    return CapacityError(f"the {what} can't be kept: {error.strerror}", retry_after_s=60.0)
 
 
 def _read(path: Path) -> Record | None:

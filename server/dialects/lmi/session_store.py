@@ -164,6 +164,10 @@ class SessionStore:
         directory = self._options.directory / session.id
         directory.mkdir(mode=0o700)
         path = directory / f"{_FILE}.new"
-        path.touch(mode=0o600)
-        path.write_text(json.dumps(asdict(session)))
-        path.rename(directory / _FILE)
+        try:
+            path.touch(mode=0o600)
+            path.write_text(json.dumps(asdict(session)))
+            path.rename(directory / _FILE)
+        except OSError:
+            shutil.rmtree(directory, ignore_errors=True)
+            raise

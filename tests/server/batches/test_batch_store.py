@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ def test_what_fails_isnt_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     store = BatchStore(tmp_path, "", 100)
     with monkeypatch.context() as full:
         full.setattr(store, "_describe", _no_room)
-        with pytest.raises(UserError, match="can't be kept: No space"):
+        with pytest.raises(CapacityError, match="the file can't be kept: No space"):
             store.add_file("a", "batch", b"x" * 100)
     assert not [*(tmp_path / "all" / "files").iterdir()]
     given = Answers(store, f"batch_{'1' * 32}", "output")
@@ -64,6 +65,23 @@ def test_what_fails_isnt_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def _no_room(*arguments: Any) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_half_a_file_doesnt_stay(tmp_path: Path) -> None:
+    """What was written of it would keep a full disk full."""
+    store = BatchStore(tmp_path, "", 1000)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (16, hard))  # a write beyond it fails in the middle
+    try:
+        with pytest.raises(CapacityError, match="the file can't be kept"):
+            store.add_file("a", "batch", b"x" * 100)
+        with pytest.raises(CapacityError, match="the batch can't be kept"):
+            store.add_batch({"status": "validating", "endpoint": CHAT})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert not store.listed("batches")
+    store.take(1000)
 
 
 def test_the_oldest_batch_gives_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

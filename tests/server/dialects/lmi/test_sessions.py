@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import resource
 import stat
 import time
 from contextlib import asynccontextmanager
@@ -164,6 +165,19 @@ def test_the_store_is_bounded_and_forgets(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(CapacityError, match=r"option\.sessions_path"):
         SessionStore(blocked, "m").create("t")
+
+
+def test_a_full_disk_keeps_nothing_of_a_session(tmp_path: Path) -> None:
+    store = SessionStore(SessionOptions(directory=tmp_path, lifetime_s=10), "m")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (16, hard))  # a write beyond it fails in the middle
+    try:
+        with pytest.raises(CapacityError, match=r"option\.sessions_path"):
+            store.create("t")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not [*tmp_path.iterdir()]
+    assert store.create("t")
 
 
 CONFIG = EngineConfig(model=MODEL_DIR, num_threads=1, kv_cache_bytes=4 << 20, block_size=16)
