@@ -149,7 +149,8 @@ def check_name(name: str) -> None:
     """Names stand in paths, logs and lists of models."""
     if not _NAME.fullmatch(name) or name.endswith("/update"):
         raise bad_request(
-            f"Parameter name is {name[:40]!r}; it must be letters, digits and ._:@+=/- only"
+            f"Parameter name is {name[:40]!r}; it must be 1 to 200 letters, digits and ._:@+=/-, "
+            "begin with a letter, a digit or _, and not end with /update"
         )
 
 

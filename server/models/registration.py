@@ -148,7 +148,8 @@ def _entry(url: str, arguments: Mapping[str, str]) -> ModelEntry:
     for what, text in (("model_name", name), ("model_version", version)):
         if text is not None and not _NAME.fullmatch(text):
             raise _bad_request(
-                f"Parameter {what} is {text[:40]!r}; it must be letters, digits and ._:@+- only"
+                f"Parameter {what} is {text[:40]!r}; it must be 1 to 200 letters, digits and "
+                "._:@+-, and begin with a letter, a digit or _"
             )
     problems = Problems()
     engine = parse_engine(arguments.get("engine", ""), _WHERE, problems)

@@ -122,14 +122,16 @@ def test_list_in_pages() -> None:
             "?name=a%0Ab&src=/a",
             400,
             "BadRequestException",
-            "Parameter name is 'a\\nb'; it must be letters, digits and ._:@+=/- only",
+            "Parameter name is 'a\\nb'; it must be 1 to 200 letters, digits and ._:@+=/-, begin "
+            "with a letter, a digit or _, and not end with /update",
         ),
         (
             "POST",
             "?name=a/update&src=/a",
             400,
             "BadRequestException",
-            "Parameter name is 'a/update'; it must be letters, digits and ._:@+=/- only",
+            "Parameter name is 'a/update'; it must be 1 to 200 letters, digits and ._:@+=/-, "
+            "begin with a letter, a digit or _, and not end with /update",
         ),
         (
             "POST",
