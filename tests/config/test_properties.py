@@ -68,6 +68,16 @@ def test_utf8_text_is_a_warning():
     assert "ISO-8859-1" in str(problems.warnings[0])
 
 
+@pytest.mark.parametrize(
+    "data", ["\ufeffa=\u4e2d\nb=1".encode(), "\ufeffa=1\nb=1".encode("utf-16-le")]
+)
+def test_a_byte_order_mark_is_a_warning(data):
+    settings, problems, _ = parse(data)
+    assert "a" not in settings
+    [warning] = problems.warnings
+    assert str(warning).startswith("f: begins with a byte order mark")
+
+
 def test_a_malformed_escape_is_an_error_with_its_line():
     settings, problems, _ = parse(b"a=1\nb=\\u12\n")
     assert settings == {"a": "1"}

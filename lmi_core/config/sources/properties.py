@@ -6,6 +6,7 @@ documentation of ``Properties.load``: ISO-8859-1, backslash escapes, continued l
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,6 +17,8 @@ from lmi_core.config.sources.origin import Rank, Setting
 
 MAX_FILE_BYTES = 1 << 20
 
+_BYTE_ORDER_MARKS = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+"""Of UTF-8 it belongs to the first key; in UTF-16 no key is one."""
 _BLANKS = " \t\f"
 _ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 _LINE_END = re.compile(r"\r\n|\r|\n")
@@ -60,7 +63,11 @@ def read_server_file(
 
 def parse_properties(data: bytes, name: str, rank: Rank, problems: Problems) -> list[Setting]:
     """Return the settings in the bytes of a file called ``name``."""
-    if not data.isascii() and _is_utf8(data):
+    if data.startswith(_BYTE_ORDER_MARKS):
+        problems.warn(
+            name, "begins with a byte order mark, which spoils its keys: save it as ISO-8859-1"
+        )
+    elif not data.isascii() and _is_utf8(data):
         problems.warn(
             name, "has UTF-8 text, but properties are ISO-8859-1: write such characters as \\uXXXX"
         )
