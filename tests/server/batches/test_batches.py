@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import openai
+import openai.resources.responses.responses  # lazily it would be compiled beside a watched loop
 import pytest
 
 from lmi_core.demo import MODEL_DIR
