@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import errno
+import io
 import os
 import re
 import sys
@@ -35,12 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     With ``LMI_DEBUG=1`` in the environment the traceback is shown instead.
     """
-    if sys.stdin is None:  # closed by whoever started us, as the others may be
-        sys.stdin = open(os.devnull)  # noqa: SIM115
-    if sys.stdout is None:
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
-    if sys.stderr is None:
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    _open_streams()
     try:
         if name := os.environ.get("LMI_INSTRUCTION_SET"):
             from lmi_core.runners.cpu.sizes import check_instruction_set
@@ -65,6 +61,18 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _fail(error, f"the output can't be written: {error.strerror}", _IO_ERROR)
         text = f"internal error: {type(error).__name__}: {error} (LMI_DEBUG=1 shows where)"
         return _fail(error, text, _INTERNAL_ERROR)
+
+
+def _open_streams() -> None:
+    """Whatever we were started with: closed ones, and an output whose encoding lacks characters."""
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull)  # noqa: SIM115
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # as Python's stderr
 
 
 def _discard_output() -> None:

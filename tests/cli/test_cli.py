@@ -206,6 +206,13 @@ def test_a_full_disk_is_said_in_one_line(
     assert result.stderr == "lmi: the output can't be written: No space left on device\n"
 
 
+def test_what_the_outputs_encoding_lacks_is_escaped() -> None:
+    named = ("-o", "option.modelName=caf\u00e9 \u4e2d")
+    result = lmi("explain", *named, PYTHONIOENCODING="ascii")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.startswith("model caf\\xe9 \\u4e2d\n")
+
+
 def test_closed_output_is_no_error() -> None:
     script = f"{sys.executable} -m lmi_core doctor >&-"
     result = subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=60)
