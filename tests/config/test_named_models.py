@@ -1,5 +1,6 @@
 """Which models a configuration names, where they come from and what they are called."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,14 @@ def test_a_directory_that_a_flag_names_is_called_by_its_last_part(model_dir, res
     for argv in (("--model-id", str(path)), ("--model", str(path)), (str(path),)):
         (model,) = resolved(*argv).models
         assert model.name == "b"
+
+
+def test_an_archive_is_named_as_a_directory_is(model_dir, resolved, tmp_path):
+    path = tmp_path / model_dir("option.seed=5", name="b", config=LLAMA)
+    archive = shutil.make_archive(str(path), "gztar", path)
+    environ = {"SERVING_DOWNLOAD_DIR": str(tmp_path / "cache")}
+    (model,) = resolved(archive, environ=environ).models
+    assert (model.name, model.engine.config.seed) == ("b", 5)
 
 
 def test_hub_variable_adds_a_model_of_its_own(model_dir, explained):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lmi_core.config.artefacts.archives import Archives, is_archive_url
-from lmi_core.config.artefacts.unpack import SUFFIXES
+from lmi_core.config.artefacts.unpack import SUFFIXES, is_archive
 from lmi_core.config.paths import exists, is_dir
 from lmi_core.config.problem import Problems
 from lmi_core.config.sources.command_line import Invocation
@@ -66,7 +66,7 @@ def list_models(
     """Return the models to serve; ``default_model``, or an error, if none is named."""
     if invocation.models:
         _warn_of_unused(environ, problems)
-        named = [_named(text, problems) for text in invocation.models]
+        named = [_named(text, archives, problems) for text in invocation.models]
         return [model for model in named if model is not None]
     entries = _entries(server, shared, problems)
     listed = [m for e in entries or () if (m := list_entry(e, archives, problems)) is not None]
@@ -105,15 +105,21 @@ def _entries(server: Values, shared: Values, problems: Problems) -> list[ModelEn
     return entries
 
 
-def _named(text: str, problems: Problems) -> Listed | None:
-    """A model named on the command line: a directory, a properties file, a URL or a hub id."""
+def _named(text: str, archives: Archives, problems: Problems) -> Listed | None:
+    """A model of the command line: directory, properties, archive, GGUF, s3:// prefix or hub id."""
     path = Path(text)
     if exists(path):
         if is_gguf(path):
             setting = Setting("option.model_id", text, Rank.FLAG, "command line")
             return Listed(ModelEntry(text, name_of(path.stem), text), None, (setting,))
+        if path.is_file() and is_archive(path.name):
+            return list_entry(ModelEntry(text, name_of(text), text), archives, problems)
         if path.is_file() and path.suffix != ".properties":
-            problems.error(text, "is a file; give a directory, a serving.properties or a GGUF file")
+            problems.error(
+                text,
+                "is a file; give a directory, a serving.properties, a GGUF file or an archive "
+                f"({', '.join(SUFFIXES)})",
+            )
             return None
         directory = path.parent if path.is_file() else path
         name = name_of(str(directory.absolute()))
