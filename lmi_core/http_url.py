@@ -60,3 +60,10 @@ def key_header() -> dict[str, str]:
     if not key.isascii() or not key.isprintable():
         raise UserError("OPENAI_API_KEY must be printable ASCII, without line breaks")
     return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+def refused_key(url: str) -> UserError:
+    """What a server's 401 means to somebody who has a command line."""
+    if key_header():
+        return UserError(f"{url} refuses the API key that is in OPENAI_API_KEY")
+    return UserError(f"{url} wants an API key: put it into OPENAI_API_KEY")

@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from lmi_core.bench.roofs import LEAST_WEIGHT_BYTES, measure_read_gb_per_s
 from lmi_core.errors import UserError
-from lmi_core.http_url import HttpUrl, key_header
+from lmi_core.http_url import HttpUrl, key_header, refused_key
 
 _CLEAR = "\033[H\033[2J"
 _BAR_WIDTH = 30
@@ -226,7 +226,7 @@ def read(url: HttpUrl) -> Snapshot:
     except (OSError, http.client.HTTPException, UnicodeDecodeError) as error:
         raise UserError(f"{url} can't be read: {error}", field="URL") from None
     if answer.status == 401:
-        raise UserError(f"{url}/metrics wants an API key: put it into OPENAI_API_KEY")
+        raise refused_key(f"{url}/metrics")
     other = f"{url}/metrics answered {answer.status}, and not as this server does"
     if answer.status != 200 or "lmi_" not in text:
         raise UserError(other)

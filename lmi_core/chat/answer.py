@@ -15,7 +15,7 @@ from lmi_core.engine.engine import Engine
 from lmi_core.engine.outputs import FinishReason
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.errors import EngineError, LmiError, UserError
-from lmi_core.http_url import HttpUrl, key_header
+from lmi_core.http_url import HttpUrl, key_header, refused_key
 from lmi_core.progress import TerminalProgress
 from lmi_core.text.chat import ChatTemplate
 
@@ -185,6 +185,8 @@ class RemoteSource(AnswerSource):
 
 
 def _refusal(answer: http.client.HTTPResponse, url: str) -> LmiError:
+    if answer.status == 401:
+        return refused_key(url)
     text = answer.read(10_000).decode(errors="replace")
     try:
         text = _message(json.loads(text))

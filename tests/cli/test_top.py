@@ -134,9 +134,13 @@ def test_a_server_is_watched() -> None:
 
 def test_a_server_with_keys_is_watched_by_who_has_one() -> None:
     with serving("--api-key", "secret") as url:
-        refused = lmi("top", url, "--once", "--interval", "0.1", environ=dict(os.environ))
-        assert refused.returncode == 2
-        assert "wants an API key: put it into OPENAI_API_KEY" in refused.stderr
+        for command in (("top", url, "--once", "--interval", "0.1"), ("chat", "--url", url)):
+            refused = lmi(*command, environ=dict(os.environ))
+            assert refused.returncode == 2
+            assert "wants an API key: put it into OPENAI_API_KEY" in refused.stderr
+            refused = lmi(*command, environ={**os.environ, "OPENAI_API_KEY": "other"})
+            assert refused.returncode == 2
+            assert "refuses the API key that is in OPENAI_API_KEY" in refused.stderr
         environ = {**os.environ, "OPENAI_API_KEY": "secret"}
         result = lmi("top", url, "--once", "--interval", "0.1", environ=environ)
         assert (result.returncode, result.stderr) == (0, "")
