@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -58,38 +59,10 @@ def recipe_of(
     code = model.custom_code_config() if model.backend == "handler" else None
     num_copies, most_copies = model.num_processes, model.placement.most_copies
 
-    async def open_model(observer: EngineObserver) -> Opened:
-        launch = await asyncio.to_thread(
-            prepare_model, model, server, environ, num_models=num_models
-        )
-        options = await asyncio.to_thread(build_options, launch)
-        if isinstance(launch, CustomCodeLaunch):
-            return Opened(options, CustomCodeBackend(launch.handler))
-        if isinstance(launch.engine, LibraryConfig):
-            return Opened(options, open_backend(launch.engine, observer))
-        if num_copies is not None:
-            machines = await _machines(model)
-            return Opened(
-                options,
-                Copies(
-                    launch.engine,
-                    num_copies,
-                    most_copies,
-                    idle_s=_number(model, "max_idle_time"),
-                    observer=observer,
-                    progress=progress,
-                    machines=machines,
-                ),
-            )
-        engine = Engine(launch.found or launch.engine, observer=observer, progress=progress)
-        if launch.formatter is not None:
-            return Opened(options, FormattingBackend(engine, launch.formatter))
-        return Opened(options, engine)
-
     return Recipe(
         name=model.name,
         version=model.version,
-        open=open_model,
+        open=partial(_open, model, server, environ, num_models, progress),
         url=_url(model),
         engine=BACKENDS[model.backend].title,
         queue_size=_number(model, "job_queue_size"),
@@ -102,6 +75,37 @@ def recipe_of(
         has_code=code is not None,
         loading_timeout_s=None if code is not None else _loading_timeout(model),
     )
+
+
+async def _open(
+    model: ModelConfig,
+    server: ServerConfig,
+    environ: Mapping[str, str] | None,
+    num_models: int,
+    progress: Progress | None,
+    observer: EngineObserver,
+) -> Opened:
+    launch = await asyncio.to_thread(prepare_model, model, server, environ, num_models=num_models)
+    options = await asyncio.to_thread(build_options, launch)
+    if isinstance(launch, CustomCodeLaunch):
+        return Opened(options, CustomCodeBackend(launch.handler))
+    if isinstance(launch.engine, LibraryConfig):
+        return Opened(options, open_backend(launch.engine, observer))
+    if model.num_processes is not None:
+        copies = Copies(
+            launch.engine,
+            model.num_processes,
+            model.placement.most_copies,
+            idle_s=_number(model, "max_idle_time"),
+            observer=observer,
+            progress=progress,
+            machines=await _machines(model),
+        )
+        return Opened(options, copies)
+    engine = Engine(launch.found or launch.engine, observer=observer, progress=progress)
+    if launch.formatter is not None:
+        return Opened(options, FormattingBackend(engine, launch.formatter))
+    return Opened(options, engine)
 
 
 async def _machines(model: ModelConfig) -> Machines:
