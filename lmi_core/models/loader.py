@@ -40,6 +40,7 @@ from lmi_core.models.weights import (
     WeightBackend,
     answer_matrix,
     expected_shapes,
+    is_transposed,
 )
 from lmi_core.settings.engine_config import DType, EngineConfig, check_max_model_len
 from lmi_core.settings.engine_config import Quantization as Quantize
@@ -293,7 +294,8 @@ def load_weights(
         keeps_halves=keeps_halves,
         keeps_orders=found.keeps_orders,
     )
-    reader = TensorReader(needed, found.quantized, backend, packing, progress)
+    transposed = {name for name in needed if is_transposed(found.spec, name)}
+    reader = TensorReader(needed, found.quantized, backend, packing, progress, transposed)
     head_format: PackFormat = weight_format if made is None else "int8"
     fuses_gate = asked.lora is None
     weights = load_decoder(

@@ -9,6 +9,7 @@ from lmi_core.errors import ModelError
 from lmi_core.models.expert_tensors import unread_experts
 from lmi_core.models.spec import DecoderSpec
 from lmi_core.models.weight_names import WeightNames
+from lmi_core.models.weights import is_transposed
 from lmi_core.weights.checkpoint import Checkpoint
 from lmi_core.weights.fp8_checkpoint import FP8_DTYPES, goes_with_fp8, scale_problem
 from lmi_core.weights.gguf.types import BLOCK_TYPES
@@ -95,7 +96,7 @@ def _problems(
         len(shape) == 3 and spec.experts is not None and spec.experts.layout == "merged"
     )
     if tensor.dtype in FP8_DTYPES and may_be_fp8:
-        problem = scale_problem(tensor, tensors)
+        problem = scale_problem(tensor, tensors, transposed=is_transposed(spec, name))
         return [problem] if problem else []
     if tensor.dtype in BLOCK_TYPES and len(shape) > 1:
         return []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -55,12 +55,14 @@ class TensorReader:
         backend: WeightBackend,
         packing: WeightPacking,
         progress: Progress | None,
+        transposed: Set[str] = frozenset(),
     ) -> None:
         self._tensors = tensors
         self._quantized = quantized
         self._backend = backend
         self.packing = packing
         self._progress = progress
+        self._transposed = transposed
         self._files: dict[Path, MappedFile] = {}
         self._packed_tables: set[str] = set()
         self._num_bytes_done = 0
@@ -269,7 +271,11 @@ class TensorReader:
                 field="model",
             )
         codes = self._view(name).view(np.uint8).reshape(-1, tensor.shape[-1])
-        return Fp8Matrix(codes, expand_scales(scales, tensor.shape), FP8_DTYPES[tensor.dtype])
+        format = FP8_DTYPES[tensor.dtype]
+        if name in self._transposed:
+            scales = expand_scales(scales.T, tensor.shape[::-1])
+            return Fp8Matrix(codes.T, scales, format).to_float32().T
+        return Fp8Matrix(codes, expand_scales(scales, tensor.shape), format)
 
     def _stored_as(self, weight: str) -> Sequence[str]:
         return [*self._quantized.tensors_of(weight)] if weight in self._quantized else [weight]

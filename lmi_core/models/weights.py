@@ -250,6 +250,11 @@ def expected_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+def is_transposed(spec: DecoderSpec, name: str) -> bool:
+    """Whether a checkpoint has a matrix as [inputs, outputs]."""
+    return spec.names.transposed and name.startswith(spec.names.layer.partition("{")[0])
+
+
 def answer_matrix(spec: DecoderSpec) -> str:
     """The tensor whose rows give the logits of tokens."""
     return spec.names.embedding if spec.tied_head else f"{spec.names.head}.weight"

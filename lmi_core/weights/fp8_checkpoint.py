@@ -41,14 +41,18 @@ def scale_of(weight: TensorInfo, tensors: Mapping[str, TensorInfo]) -> TensorInf
     return next((tensors[name] for name in names if name in tensors), None)
 
 
-def scale_problem(weight: TensorInfo, tensors: Mapping[str, TensorInfo]) -> str | None:
-    """What is wrong with the scales of an fp8 matrix; None: nothing."""
+def scale_problem(
+    weight: TensorInfo, tensors: Mapping[str, TensorInfo], *, transposed: bool = False
+) -> str | None:
+    """What is wrong with the scales of an fp8 matrix, which may be stored [inputs, outputs]; None:
+    nothing."""
     scale = scale_of(weight, tensors)
     if scale is None:
         return f"missing: {weight.name}_scale, the scales of an fp8 matrix"
     if scale.dtype not in _SCALE_DTYPES:
         return f"wrong dtype: {scale.name} is {scale.dtype}, must be F32, F16 or BF16"
-    if not are_scales(scale.shape, weight.shape):
+    order = -1 if transposed else 1
+    if not are_scales(scale.shape[::order], weight.shape[::order]):
         return (
             f"wrong shape: {scale.name} is {list(scale.shape)}, must be one number, one per output "
             f"or one per block of {FP8_BLOCK} x {FP8_BLOCK} of {list(weight.shape)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from lmi_core.ops.device.packed_weight import PackedWeight  # noqa: E402
 from lmi_core.ops.device.torch_weights import DeviceWeights  # noqa: E402
 from lmi_core.weights.fp8_matrix import Fp8Matrix, expand_scales  # noqa: E402
 from lmi_core.weights.quantized.methods import METHODS  # noqa: E402
+from tests.checkpoints import make_checkpoint  # noqa: E402
 from tests.fp8_checkpoints import CONFIGS, Exact, make_fp8_checkpoint  # noqa: E402
 
 Made = tuple[Path, Exact]
@@ -50,6 +52,15 @@ def edited(tmp_path: Path) -> Callable[..., Path]:
         return path
 
     return edit
+
+
+def write_fp8(path: Path, tensors: dict[str, torch.Tensor]) -> Path:
+    """A model's tensors, some of which are in fp8 now."""
+    safetensors_torch.save_file(tensors, path / "model.safetensors")
+    config = json.loads((path / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "fp8"}
+    (path / "config.json").write_text(json.dumps(config))
+    return path
 
 
 def linears(model: LoadedModel, exact: Exact) -> list[tuple[Linear, np.ndarray]]:
@@ -124,8 +135,6 @@ def test_e5m2_is_read(tmp_path: Path) -> None:
 
 
 def test_the_cpu_engine_makes_fp8(tmp_path: Path) -> None:
-    from tests.checkpoints import make_checkpoint
-
     shape = {"hidden_size": 128, "intermediate_size": 256}
     make_checkpoint(tmp_path / "model", "llama2", dtype="float32", **shape)
     path = tmp_path / "model"
@@ -236,6 +245,47 @@ def test_other_quantisations_are_refused(
 def test_the_configuration_knows_the_same_methods() -> None:
     known = {f"weights.{method}" for method in METHODS}
     assert known <= BACKENDS["lmi"].capabilities
+
+
+@pytest.mark.parametrize("form", ["whole", "outputs", "row of outputs", "block"])
+def test_of_transposed_matrices_outputs_have_scales(form: str, tmp_path: Path) -> None:
+    """As many inputs as outputs, so that shapes alone don't tell."""
+    path = make_checkpoint(tmp_path / "model", "gpt2")
+    tensors = safetensors_torch.load_file(path / "model.safetensors")
+    plain = tensors.copy()
+    for name in [name for name in tensors if name.endswith("attn.c_proj.weight")]:
+        inputs, outputs = tensors[name].shape
+        blocks = -(-inputs // 128), -(-outputs // 128)
+        shape = {"whole": (), "outputs": (outputs,), "row of outputs": (1, outputs)}
+        scales = torch.rand(shape.get(form, blocks)) + 0.5
+        spread = scales
+        if form == "block":
+            spread = scales.repeat_interleave(128, 0).repeat_interleave(128, 1)[:inputs, :outputs]
+        codes = tensors[name].to(torch.float8_e4m3fn)
+        tensors |= {name: codes, f"{name}_scale": scales}
+        plain[name] = codes.float() * spread
+    exact = shutil.copytree(path, tmp_path / "plain")
+    safetensors_torch.save_file(plain, exact / "model.safetensors")
+    write_fp8(path, tensors)
+    layers = (load_model(each, "fp32").weights.layers for each in (path, exact))
+    for ours, theirs in zip(*layers, strict=True):
+        found, wanted = ours.attention_output, theirs.attention_output
+        assert found is not None
+        assert isinstance(found.weight, _native.LinearWeight)
+        assert wanted is not None
+        assert isinstance(wanted.weight, _native.LinearWeight)
+        np.testing.assert_array_equal(found.weight.unpack(), wanted.weight.unpack())
+
+
+def test_scales_of_the_inputs_of_transposed_matrices_are_refused(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path / "model", "gpt2")
+    tensors = safetensors_torch.load_file(path / "model.safetensors")
+    (name,) = (name for name in tensors if name.endswith("h.0.mlp.c_proj.weight"))
+    tensors[f"{name}_scale"] = torch.ones(len(tensors[name]))
+    tensors[name] = tensors[name].to(torch.float8_e4m3fn)
+    write_fp8(path, tensors)
+    with pytest.raises(ModelError, match=r"c_proj.weight_scale is \[96\], must be one number"):
+        load_model(path)
 
 
 def test_scales_of_blocks_may_be_as_many_as_outputs() -> None:
