@@ -10,7 +10,7 @@ from lmi_core import _native
 from lmi_core.weights.block_matrix import SUM_INPUTS, BlockMatrix
 from lmi_core.weights.formats import BlockFormat
 from tests.block_reference import dequantize
-from tests.gguf_files import BLOCKS, random_blocks
+from tests.gguf_files import BLOCKS, SCALE_HALVES, random_blocks
 
 LEVELS = _native.instruction_sets()
 TYPES = sorted(BLOCKS)
@@ -63,6 +63,22 @@ def test_products_are_with_these_weights(kind: str, level: str) -> None:
     assert np.abs(rounded - exact).max() < 0.02 * most, "rows are rounded to 8 bits"
     unrounded = _native.kernels.linear(level, x, pack(kind, raw, rounding="none"))
     assert np.abs(unrounded - exact).max() < 4e-6 * most
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("kind", TYPES)
+def test_sums_of_the_largest_codes_are_whole(kind: str, level: str) -> None:
+    """Rows of one number each, which rounding doesn't change, so that all products add up."""
+    x = np.repeat([[1], [-1]] * 10, 512, axis=1).astype(np.float32)
+    for byte in (0x00, 0x77, 0xFF):
+        raw = random_blocks(kind, 16, 512, np.random.default_rng(3))
+        blocks = raw.reshape(-1, BLOCKS[kind][1])
+        kept = [at + i for at in SCALE_HALVES[kind] for i in (0, 1)] or [0]
+        blocks[:, np.setdiff1d(np.arange(blocks.shape[1]), kept)] = byte
+        exact = x.astype(np.float64) @ dequantize(kind, raw).astype(np.float64).T
+        for num_rows in (2, 20):
+            found = _native.kernels.linear(level, x[:num_rows], pack(kind, raw))
+            np.testing.assert_allclose(found, exact[:num_rows], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -16,11 +16,20 @@ namespace lmi::cpu::LMI_ISA {
 //   signed) look_up: bytes below 16 in a table   load_bytes, load_halves: 16 of 1 or 2 bytes,
 //   widened as_float: the same bits keep_in_register: see below, no more than a hint store_bytes:
 //   the lower byte of 16 whole numbers
+//   of LMI_SHORT_SUMS alone: short_quads(most), so many quads of codes up to most times signed
+//   bytes have sums of 16 bits, two in each lane: multiply_short of bytes, add_short of such sums,
+//   add_pairs of them to sums of 32 bits
 //   look_up_float: floats by the lower 4 bits of lanes   load_e4m3 (2^-8 of the numbers), load_e5m2
 
 // What whole bytes lose where only signed ones can be multiplied: callers take it off the offset
 // that the codes have anyway.
 constexpr int kByteOffset = LMI_SIMD == 3 && !LMI_BF16_DOT ? 128 : 0;
+
+// Where dot_quads() multiplies wider bytes, those of few bits are quicker as they are.
+#define LMI_SHORT_SUMS (LMI_SIMD == 1 && !LMI_BYTE_DOT)
+#if !LMI_SHORT_SUMS
+constexpr int short_quads(int) { return 0; }
+#endif
 
 static inline int32_t load_4_bytes(const void* source) {
   int32_t bytes;

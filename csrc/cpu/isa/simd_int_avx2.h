@@ -130,6 +130,24 @@ static inline __m256i dot_half(__m256i acc, HalfQuads a, HalfQuads b) {
   return _mm256_add_epi32(acc, _mm256_madd_epi16(a.odd, b.odd));
 }
 
+// Codes of few bits don't saturate it: twice the multiply-adds of an instruction, and nothing is
+// widened until a sum of 16 bits could overflow.
+constexpr int short_quads(int most_code) {
+  const int most = INT16_MAX / (2 * 128 * most_code);
+  return most >= 8 ? 8 : (most >= 4 ? 4 : (most >= 2 ? 2 : 0));
+}
+static inline I32x16 multiply_short(I32x16 codes, I32x16 input) {
+  return {_mm256_maddubs_epi16(codes.low, input.low), _mm256_maddubs_epi16(codes.high, input.high)};
+}
+static inline I32x16 add_short(I32x16 a, I32x16 b) {
+  return {_mm256_add_epi16(a.low, b.low), _mm256_add_epi16(a.high, b.high)};
+}
+static inline I32x16 add_pairs(I32x16 acc, I32x16 sums) {
+  const __m256i ones = _mm256_set1_epi16(1);
+  return {_mm256_add_epi32(acc.low, _mm256_madd_epi16(sums.low, ones)),
+          _mm256_add_epi32(acc.high, _mm256_madd_epi16(sums.high, ones))};
+}
+
 #endif
 
 struct Quads {
