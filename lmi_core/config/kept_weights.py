@@ -77,6 +77,7 @@ def _kept(found: FoundModel) -> str:
 def _formats(found: FoundModel) -> Iterator[tuple[str | None, RowRounding | None]]:
     """That matrices are kept in, None: floats; with what their schemes say of rows, None: nothing.
     Experts in common tensors count as one matrix."""
+    from lmi_core.models.weights import is_transposed
     from lmi_core.weights.fp8_checkpoint import FP8_DTYPES
     from lmi_core.weights.fp8_matrix import FP8_BLOCK
 
@@ -91,6 +92,7 @@ def _formats(found: FoundModel) -> Iterator[tuple[str | None, RowRounding | None
         code = None if tensor is None else FP8_DTYPES.get(tensor.dtype)
         if code is not None:
             is_kept = shape[-1] % FP8_BLOCK == 0 if on_cpu else code == "e4m3"
+            is_kept = is_kept and not is_transposed(found.spec, name)
             yield ("fp8" if is_kept else None), None
 
 

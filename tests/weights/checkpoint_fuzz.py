@@ -76,6 +76,16 @@ def _fp8_experts(path: Path) -> None:
     _write(path, source, tensors, {"quant_method": "fp8"})
 
 
+def _fp8_transposed(path: Path) -> None:
+    """GPT-2's matrices [inputs, outputs], with a scale for each output."""
+    source = make_checkpoint(path.parent / "source", "gpt2", n_embd=128, n_inner=256)
+    tensors = load_file(source / "model.safetensors")
+    for name in [name for name in tensors if ".h." in name and tensors[name].ndim == 2]:
+        tensors[f"{name}_scale"] = torch.ones(tensors[name].shape[1])
+        tensors[name] = tensors[name].to(torch.float8_e4m3fn)
+    _write(path, source, tensors, {"quant_method": "fp8"})
+
+
 def _write(path: Path, source: Path, tensors: dict[str, torch.Tensor], settings: object) -> None:
     path.mkdir()
     save_file(tensors, path / "model.safetensors")
@@ -122,6 +132,7 @@ SOUND: dict[str, Make] = {
     "exl2": partial(_made_beside, make_exl2_checkpoint),
     "gpt-oss": _gpt_oss,
     "fp8-experts": _fp8_experts,
+    "fp8-transposed": _fp8_transposed,
     **{f"gguf-{kind}": partial(_gguf, kind=kind) for kind in BLOCKS},
     **{f"gguf-{name}": partial(_gguf_mixture, variant=name) for name in ("mixtral", "qwen2_moe")},
 }
