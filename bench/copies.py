@@ -144,6 +144,7 @@ def open_request(number: int, num_tokens: int, stream: EventStream) -> OpenReque
         arrival_s=0.0,
         prefix_seed=b"",
         hashes=[],
+        num_first=0,
         on_end=lambda: None,
     )
 
