@@ -216,14 +216,19 @@ def test_what_may_wait_as_long_as_it_takes_does_in_a_copy_too() -> None:
         config = replace(CONFIG, max_num_seqs=1, max_queue_s=1e-9)
         *asked, last = [one for one in requests() if one.params.n == 1][:7]
         async with Copies(config, 2) as copies:
+            # Copies that stand still take in two each, so that the others wait for them.
+            for copy in copies.copies:
+                os.kill(copy.pid, signal.SIGSTOP)
             patient = [read(copies, replace(one, max_queue_s=math.inf)) for one in asked]
-            *answers, refused = await asyncio.gather(
-                *patient, read(copies, last), return_exceptions=True
-            )
-        for events in answers:
-            assert isinstance(events, list)
-            assert events[-1].finish_reason is not None
-        assert isinstance(refused, CapacityError)
+            answers = asyncio.gather(*patient)
+            await until(lambda: copies._dispatch.num_waiting == 2, 60)
+            with pytest.raises(CapacityError, match="max_queue_s"):
+                await read(copies, last)
+            for copy in copies.copies:
+                os.kill(copy.pid, signal.SIGCONT)
+            finished = [events[-1].finish_reason for events in await answers]
+        assert len(finished) == len(asked)
+        assert None not in finished
 
     run(main())
 
