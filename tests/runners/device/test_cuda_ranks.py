@@ -84,6 +84,19 @@ def assert_near(results: list[list[TokenEvent]], expected: list[list[TokenEvent]
         )
 
 
+async def whole(family: str) -> list[list[TokenEvent]]:
+    """What one process gives."""
+    async with Engine(of(family, 1, quantize=None)) as engine:
+        return await one_by_one(engine)
+
+
+async def assert_as_whole(engine: Engine, expected: list[list[TokenEvent]]) -> None:
+    assert engine.info.runner.num_ranks == 2
+    assert engine._parts is not None
+    assert isinstance(engine._parts.runner, CudaRunner), "C++ doesn't launch the steps"
+    assert_near(await one_by_one(engine), expected)
+
+
 async def captured(engine: Engine, runner: CudaRunner, rows: list[list[int]]) -> None:
     """Ranks capture together when there is nothing to do; tokens go from step to step on the
     devices, also to other rows when some have ended."""
@@ -154,20 +167,26 @@ def test_norms_over_all_heads_and_a_rank_that_fails_and_lives(
     monkeypatch.setenv("LMI_OPS", CPP)
     monkeypatch.setenv(FAILS, f"1:{armed}")
 
-    async def whole() -> list[list[TokenEvent]]:
-        async with Engine(of("olmoe", 1, quantize=None)) as engine:
-            return await one_by_one(engine)
-
     async def main(expected: list[list[TokenEvent]]) -> None:
         async with Engine(of("olmoe", quantize=None)) as engine:
-            assert engine.info.runner.num_ranks == 2
-            assert engine._parts is not None
-            assert isinstance(engine._parts.runner, CudaRunner), "C++ doesn't launch the steps"
-            assert_near(await one_by_one(engine), expected)
+            await assert_as_whole(engine, expected)
             if device.type != "cuda":  # NCCL's stand-in fails
                 await lost(engine, "rank 1 failed: .* of NCCL: system error", armed.touch)
 
-    run(main(run(whole(), 140)), 140)
+    run(main(run(whole("olmoe"), 140)), 140)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["deepseek_v2", "deepseek_v3"])
+def test_heads_over_one_latent(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which every rank makes and keeps, with and without a latent of queries."""
+    monkeypatch.setenv("LMI_OPS", CPP)
+
+    async def main(expected: list[list[TokenEvent]]) -> None:
+        async with Engine(of(family, quantize=None)) as engine:
+            await assert_as_whole(engine, expected)
+
+    run(main(run(whole(family), 140)), 140)
 
 
 def test_a_rank_that_is_gone_while_ranks_load_is_said(
