@@ -9,7 +9,8 @@
 them, of each a median of tokens a second; ``front`` is the processor time of the server's process
 a token where copies compute, HTTP included. ``router``: the processor time a token of what copies
 add to that process: messages, events, load. ``affinity``: turns of conversations, each with all
-before it as its prompt, by copies and by one engine with as much KV memory as all of them.
+before it as its prompt, by copies and by one engine with as much KV memory as all of them; other
+conversations in each round, since what is found differs by a few hundredths from one to the next.
 ``kill``: a copy is killed while streams run; texts are compared with an undisturbed run's.
 """
 
@@ -174,7 +175,6 @@ def affinity(arguments: argparse.Namespace) -> None:
 
 
 async def _affinity(arguments: argparse.Namespace) -> None:
-    rates = {}
     each = EngineConfig(
         model=MODEL_DIR, max_num_seqs=16, kv_cache_bytes=arguments.kv_bytes, max_model_len=512
     )
@@ -183,28 +183,30 @@ async def _affinity(arguments: argparse.Namespace) -> None:
         each, kv_cache_bytes=num_copies * arguments.kv_bytes, max_num_seqs=16 * num_copies
     )
     async with Engine(whole) as engine:
-        rates["engine"] = await hit_rate(engine, arguments)
+        of_engine = [await hit_rate(engine, arguments, i) for i in range(arguments.rounds)]
     async with Copies(replace(each, num_threads=1), num_copies) as copies:
-        rates["copies"] = await hit_rate(copies, arguments)
+        of_copies = [await hit_rate(copies, arguments, i) for i in range(arguments.rounds)]
+    shares = [own / one for own, one in zip(of_copies, of_engine, strict=True)]
     say(
         f"{arguments.conversations} conversations of {arguments.turns} turns: one engine has "
-        f"{rates['engine']:.1%} of the prompts' tokens, {num_copies} copies {rates['copies']:.1%}, "
-        f"which is {rates['copies'] / rates['engine']:.3f} of it"
+        f"{statistics.mean(of_engine):.1%} of the prompts' tokens, {num_copies} copies "
+        f"{statistics.mean(of_copies):.1%}, which is {statistics.mean(shares):.3f} of it "
+        f"({min(shares):.3f}-{max(shares):.3f})"
     )
 
 
-async def hit_rate(source: Engine | Copies, arguments: argparse.Namespace) -> float:
+async def hit_rate(source: Engine | Copies, arguments: argparse.Namespace, round_id: int) -> float:
     """Cached tokens of prompts; every conversation goes on a random time after its last answer."""
     num_prompt = num_cached = 0
 
     async def converse(number: int) -> None:
         nonlocal num_prompt, num_cached
-        chance = random.Random(number)
+        chance = random.Random(f"{round_id} {number}")
         ids = [chance.randrange(100, 500) for _ in range(96)]
         for turn in range(arguments.turns):
             await asyncio.sleep(chance.random() * arguments.pause_s)
             request = GenerationRequest(
-                request_id=f"{number}-{turn}",
+                request_id=f"{round_id}-{number}-{turn}",
                 prompt_token_ids=tuple(ids),
                 params=SamplingParams(max_new_tokens=24, ignore_eos=True),
             )
