@@ -101,11 +101,15 @@ class Sink:
     """A copy that takes requests and does nothing."""
 
     copy_id = 0
+    unread: tuple[int, ...] = ()
 
     def open(self, number: int, request: GenerationRequest, handover: Handover) -> None:
         pass
 
     def abort(self, number: int) -> None:
+        pass
+
+    def unpin(self, session: str) -> None:
         pass
 
 
