@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <linux/futex.h>
+#include <sched.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -21,6 +22,9 @@ namespace {
 
 constexpr int64_t kAlignment = 64;
 constexpr int64_t kMeetSpinNs = 50'000;
+// Who is late for a sum comes soon: to be woken costs more than that, the most on virtual machines.
+// Others get the core where they want it.
+constexpr int64_t kMeetYieldNs = 2'000'000;
 // A loop that generates for a few submits its next step within this time.
 constexpr int64_t kStepSpinNs = 150'000;
 // So many waits for a step in a row that outlasted the spinning end it, until one is short again.
@@ -30,6 +34,29 @@ constexpr size_t kMaxReason = 512;
 // A process that is killed while it writes the reason keeps others from saying that it is lost so
 // long at most.
 constexpr int64_t kReasonNs = 50'000'000;
+
+// Whether it came to hold in time.
+template <typename Condition>
+bool spin_until(Condition&& condition, int64_t spin_ns) {
+  const int64_t end_ns = monotonic_ns() + spin_ns;
+  do {
+    for (int i = 0; i < kPausesPerClockRead; ++i) {
+      if (condition()) return true;
+      cpu_pause();
+    }
+  } while (monotonic_ns() < end_ns);
+  return false;
+}
+
+template <typename Condition>
+bool yield_until(Condition&& condition, int64_t yield_ns) {
+  const int64_t end_ns = monotonic_ns() + yield_ns;
+  while (monotonic_ns() < end_ns) {
+    if (condition()) return true;
+    sched_yield();
+  }
+  return false;
+}
 
 int64_t align_up(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
@@ -184,27 +211,22 @@ void RankGroup::meet(bool waits) {
   header_->arrivals[rank_].num_meetings.store(++num_meetings_);
   wake();
   if (!waits) return;
-  wait_until(
-      [this] {
-        for (int32_t rank = 0; rank < sizes_.num_ranks; ++rank) {
-          const uint32_t others = header_->arrivals[rank].num_meetings.load();
-          if (static_cast<int32_t>(others - num_meetings_) < 0) return false;
-        }
-        return true;
-      },
-      kMeetSpinNs);
+  const auto is_over = [this] {
+    if (header_->state.load() != Header::kOpen) return true;
+    for (int32_t rank = 0; rank < sizes_.num_ranks; ++rank) {
+      const uint32_t others = header_->arrivals[rank].num_meetings.load();
+      if (static_cast<int32_t>(others - num_meetings_) < 0) return false;
+    }
+    return true;
+  };
+  if (spin_until(is_over, kMeetSpinNs) || yield_until(is_over, kMeetYieldNs)) return;
+  wait_until(is_over, 0);
 }
 
 template <typename Condition>
 void RankGroup::wait_until(Condition&& condition, int64_t spin_ns) {
   const auto is_over = [&] { return condition() || header_->state.load() != Header::kOpen; };
-  const int64_t end_ns = monotonic_ns() + spin_ns;
-  do {
-    for (int i = 0; i < kPausesPerClockRead; ++i) {
-      if (is_over()) return;
-      cpu_pause();
-    }
-  } while (monotonic_ns() < end_ns);
+  if (spin_until(is_over, spin_ns)) return;
   // Sleepers count themselves before they look for the last time, and whoever changes something
   // looks for them afterwards (both sequentially consistent).
   header_->num_sleeping.fetch_add(1);

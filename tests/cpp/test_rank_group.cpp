@@ -1,6 +1,7 @@
 #include "graph/rank_group.h"
 
 #include <atomic>
+#include <chrono>
 #include <string>
 #include <thread>
 
@@ -46,6 +47,25 @@ TEST(rank_group_that_is_closed_cannot_be_lost) {
   group.close();
   group.lose("too late");
   EXPECT(!group.is_lost());
+}
+
+// Later than who waits spins and yields for: it sleeps by then.
+TEST(rank_group_wakes_who_waits_for_a_sum) {
+  RankGroup group(kSizes, 0, -1);
+  RankGroup other(kSizes, 1, group.descriptor());
+  std::atomic<int> num_met = 0;
+  std::thread waiting([&] {
+    for (int i = 0; i < 2; ++i, ++num_met) group.meet(true);
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  EXPECT_EQ(num_met.load(), 0);
+  other.meet(false);
+  while (num_met == 0) std::this_thread::yield();
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  EXPECT_EQ(num_met.load(), 1);
+  other.lose("gone");
+  waiting.join();
+  EXPECT_EQ(num_met.load(), 2);
 }
 
 }  // namespace
