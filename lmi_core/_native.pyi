@@ -86,6 +86,36 @@ class BlockPool:
     def check_integrity(self) -> None:
         """Raise NativeError unless free + used + cached = total and every list and index agrees."""
 
+@final
+class BlockWriter:
+    """A thread of low priority that writes KV blocks to files of ``directory``.
+
+    Names are those of files. A block that the pool evicts before it was copied is given up.
+    """
+
+    def __init__(
+        self, pool: BlockPool, memory: object, directory: str, key: bytes, block_bytes: int
+    ) -> None:
+        """``memory``: whose blocks are written; ``key``: 16 bytes that files are sealed with."""
+    def write(self, name: str, content: bytes | bytearray) -> None:
+        """Have a content written, in any thread; those of a ``KvCache``: ``KvCache.write_out``."""
+    def remove(self, name: str) -> None:
+        """Have a file removed, after what was asked for before."""
+    def give_up(self, name: str) -> None:
+        """Say of a block, in any thread, that its content can't be had."""
+    def take_outcomes(self) -> list[tuple[str, int]]:
+        """Names of what was to be written, and errno of each: 0 where the file is whole, ECANCELED
+        where the block was given up. Each outcome is returned once."""
+    def close(self, timeout_s: float) -> None:
+        """Write what waits, give up what takes longer. Idempotent. Releases the GIL."""
+
+def block_file_bytes(block_bytes: int) -> int:
+    """Of the file of a block of so many bytes."""
+
+def read_block_file(path: str, key: bytes, name: str, content: bytearray) -> bool:
+    """Read a block as long as ``content``; False: it isn't what was written under that name.
+    Raises OSError. Releases the GIL."""
+
 # ---------------------------------------------------------------- step
 
 @final
@@ -316,9 +346,6 @@ class MappedFile:
     def drop(self, offset: int, num_bytes: int) -> None:
         """Tell the kernel that these pages aren't needed again (MADV_DONTNEED)."""
 
-def checksum(content: bytes | bytearray | memoryview) -> int:
-    """64 bits that tell damaged bytes from whole ones; no protection against intent."""
-
 def is_finite(values: npt.NDArray[np.generic]) -> bool:
     """Whether a contiguous array of fp32, fp16, or bf16 as uint16 holds neither NaN nor infinities. Releases the GIL."""
 
@@ -450,6 +477,10 @@ class KvCache:
 
     def copy_in(self, block_id: int, content: bytes | bytearray) -> None:
         """Make a block what ``copy_out`` gave."""
+
+    def write_out(self, writer: BlockWriter, name: str, block_id: int) -> None:
+        """Have a block written as ``copy_out`` would give it; its content stays until the writer's
+        pool evicts it."""
 
 @final
 class Handle:

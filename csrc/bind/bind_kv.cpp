@@ -1,10 +1,14 @@
-// The block pool and the block tables.
+// The block pool, the block tables and blocks in files.
 #include <string_view>
 
 #include "bind/bind.h"
 #include "bind/ids.h"
+#include "bind/owned_where_made.h"
+#include "common/check.h"
+#include "kv/block_file.h"
 #include "kv/block_pool.h"
 #include "kv/block_tables.h"
+#include "kv/block_writer.h"
 
 namespace py = pybind11;
 
@@ -115,11 +119,61 @@ void bind_block_tables(py::module_& m) {
           py::arg("row"));
 }
 
+py::list take_outcomes(BlockWriter& writer) {
+  py::list outcomes;
+  for (auto& [name, error] : writer.take_outcomes()) outcomes.append(py::make_tuple(name, error));
+  return outcomes;
+}
+
+bool read_block_from_file(const std::string& path, const py::bytes& key, const std::string& name,
+                          const py::buffer& content) {
+  const HashKey words = hash_key_from_bytes(view(key));
+  const py::buffer_info info = content.request(/*writable=*/true);
+  auto* bytes = static_cast<uint8_t*>(info.ptr);
+  BlockFileState state;
+  {
+    const py::gil_scoped_release release;
+    state = read_block_file(path, words, name, bytes, info.size * info.itemsize);
+  }
+  if (state != BlockFileState::kUnreadable) return state == BlockFileState::kWhole;
+  PyErr_SetFromErrnoWithFilename(PyExc_OSError, path.c_str());
+  throw py::error_already_set();
+}
+
+void bind_block_files(py::module_& m) {
+  m.def("block_file_bytes", &block_file_bytes, py::arg("block_bytes"));
+  m.def("read_block_file", &read_block_from_file, py::arg("path"), py::arg("key"), py::arg("name"),
+        py::arg("content"));
+  // The memory of blocks that wait is the caller's, of `memory`.
+  py::class_<BlockWriter, OwnedWhereMade<BlockWriter>>(m, "BlockWriter")
+      .def(py::init([](BlockPool& pool, const py::object& /*memory*/, const std::string& directory,
+                       const py::bytes& key, int64_t block_bytes) {
+             return OwnedWhereMade<BlockWriter>(
+                 new BlockWriter(pool, directory, hash_key_from_bytes(view(key)), block_bytes));
+           }),
+           py::arg("pool"), py::arg("memory"), py::arg("directory"), py::arg("key"),
+           py::arg("block_bytes"), py::keep_alive<1, 2>(), py::keep_alive<1, 3>())
+      .def(
+          "write",
+          [](BlockWriter& writer, const std::string& name, const py::buffer& content) {
+            const py::buffer_info info = content.request();
+            const auto* bytes = static_cast<const uint8_t*>(info.ptr);
+            writer.write(name, std::vector<uint8_t>(bytes, bytes + info.size * info.itemsize));
+          },
+          py::arg("name"), py::arg("content"))
+      .def("remove", &BlockWriter::remove, py::arg("name"))
+      .def("give_up", &BlockWriter::give_up, py::arg("name"))
+      .def("take_outcomes", &take_outcomes)
+      .def("close", &BlockWriter::close, py::arg("timeout_s"),
+           py::call_guard<py::gil_scoped_release>());
+}
+
 }  // namespace
 
 void bind_kv(py::module_& m) {
   bind_block_pool(m);
   bind_block_tables(m);
+  bind_block_files(m);
 }
 
 }  // namespace lmi

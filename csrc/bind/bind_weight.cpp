@@ -10,6 +10,7 @@
 #include "common/checksum.h"
 #include "cpu/finite.h"
 #include "graph/linear_weight.h"
+#include "kv/block_writer.h"
 #include "kv/kv_cache.h"
 
 namespace py = pybind11;
@@ -276,12 +277,6 @@ void copy_block_in(const KvCache& cache, int32_t block_id, const py::buffer& con
   }
 }
 
-uint64_t checksum_of(const py::buffer& content) {
-  const py::buffer_info info = content.request();
-  const py::gil_scoped_release release;
-  return checksum(static_cast<const uint8_t*>(info.ptr), info.size * info.itemsize);
-}
-
 void bind_kv_cache(py::module_& m) {
   py::class_<KvCache>(m, "KvCache")
       .def(py::init([](int32_t num_layers, int32_t num_blocks, int32_t block_size,
@@ -314,7 +309,13 @@ void bind_kv_cache(py::module_& m) {
           py::arg("num_used"))
       .def("read", &read_block, py::arg("layer"), py::arg("block_id"))
       .def("copy_out", &copy_block_out, py::arg("block_id"), py::arg("target"))
-      .def("copy_in", &copy_block_in, py::arg("block_id"), py::arg("content"));
+      .def("copy_in", &copy_block_in, py::arg("block_id"), py::arg("content"))
+      .def(
+          "write_out",
+          [](const KvCache& cache, BlockWriter& writer, const std::string& name, int32_t block_id) {
+            writer.write(name, cache.view(), block_id);
+          },
+          py::arg("writer"), py::arg("name"), py::arg("block_id"));
 }
 
 }  // namespace
@@ -322,7 +323,6 @@ void bind_kv_cache(py::module_& m) {
 void bind_weight(py::module_& m) {
   bind_linear_weight(m);
   m.def("is_finite", &is_finite, py::arg("values"));
-  m.def("checksum", &checksum_of, py::arg("content"));
   bind_kv_cache(m);
 }
 

@@ -79,7 +79,10 @@ int32_t BlockPool::take_block() {
 }
 
 int32_t BlockPool::evict() {
-  const int32_t block_id = blocks_[cached_head_].next;
+  int32_t block_id = blocks_[cached_head_].next;
+  while (evicted_ && !evicted_(block_id, blocks_[block_id].next == cached_head_)) {
+    block_id = blocks_[block_id].next;
+  }
   unlink(block_id);
   --num_cached_;
   index_.erase(blocks_[block_id].hash);

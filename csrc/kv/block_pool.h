@@ -6,8 +6,10 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "kv/prefix_hash.h"
@@ -44,6 +46,10 @@ class BlockPool {
   // Makes a used block hit-able. Where another block holds the same prefix already, this one stays
   // private.
   void publish(int32_t block_id, const PrefixHash& hash);
+  // Who is asked for each cached block before it loses its content: false, and the next one goes in
+  // its place. is_last: there is no next one, and true is what is answered. Empty: nobody.
+  using Evicted = std::function<bool(int32_t block_id, bool is_last)>;
+  void on_evict(Evicted evicted) { evicted_ = std::move(evicted); }
   // Cached blocks become free; returns how many.
   int32_t clear_cache();
   // Throws Error unless counts, lists, references and index agree.
@@ -75,6 +81,7 @@ class BlockPool {
   const int32_t cached_head_;  // first: the least recent
   std::vector<Block> blocks_;
   PrefixIndex index_;
+  Evicted evicted_;
   int32_t num_free_ = 0;
   int32_t num_ever_used_ = 0;
   int32_t num_cached_ = 0;

@@ -2,50 +2,56 @@
 
 A model's blocks lie in a directory named after all that decides their bits, and each is named by
 its prefix hash, which a secret of the installation, the adapter's content and the tenant's salt go
-into. A file is complete when it has its name, and its content is believed only if the digest in
-front of it agrees: keyed, of the name and the content's checksum. One process writes, the one that
-has the lock; others only read. Whatever goes wrong costs nothing but the blocks.
+into. A file's content is believed only if the digest behind it agrees (``csrc/kv/block_file.h``).
+One process writes, the one that has the lock; others only read. Whatever goes wrong costs nothing
+but the blocks.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
-import hashlib
 import logging
 import os
-import queue
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
-from lmi_core._native import checksum
-from lmi_core.errors import EngineError
+from lmi_core._native import BlockWriter, block_file_bytes, read_block_file
 from lmi_core.runners.prefix_secret import derived, installation_secret
-from lmi_core.runners.runner import BlockContent, BlockRunner, Runner
+from lmi_core.runners.runner import BlockMemory, BlockRunner, Runner
 from lmi_core.settings.engine_config import EngineConfig
+
+if TYPE_CHECKING:
+    from lmi_core._native import BlockPool
 
 log = logging.getLogger(__name__)
 
-_SUFFIX, _PARTIAL = ".kv", ".partial"
-_DIGEST_BYTES = 32
+_SUFFIX = ".kv"
 _CLOSE_S = 10.0
 _MAX_PENDING_BYTES = 128 << 20
-"""Copies of blocks that wait to be written; more aren't taken."""
+"""Blocks that wait to be written; more aren't taken."""
 _MAX_SPARE_BYTES = 64 << 20
-"""Memory of copies that is kept for the next ones, as many as come at once where sequences fill
-their blocks in the same step: fresh pages cost four times as much as copying."""
-_FORMAT = "2"
+"""Memory of blocks that were read which is kept for the next ones: fresh pages cost four times as
+much as copying."""
+_FORMAT = "3"
 """Of the files: blocks of another one are another model's."""
 
 
 class DiskBlocks:
-    """``keep`` and ``has`` are for the engine's loop and touch no file; ``read`` is for threads."""
+    """For the engine's loop, where it touches no file; ``read`` is for threads."""
 
     def __init__(
-        self, directory: Path, model_key: str, *, block_bytes: int, max_bytes: int
+        self,
+        directory: Path,
+        model_key: str,
+        pool: BlockPool,
+        memory: BlockMemory,
+        *,
+        max_bytes: int,
     ) -> None:
         """Open or make the directory of a model, of which ``model_key`` says everything that its
         blocks' bits depend on. ``max_bytes``: of all models in ``directory``. Raises OSError."""
@@ -54,9 +60,10 @@ class DiskBlocks:
         name = derived(self._secret, f"model {model_key} {_FORMAT}", 16).hex()
         self._directory = directory / name
         self._directory.mkdir(mode=0o700, exist_ok=True)
-        self._key = derived(self._secret, "block digests", _DIGEST_BYTES)
-        self._block_bytes = block_bytes
-        self._file_bytes = block_bytes + _DIGEST_BYTES
+        self._key = derived(self._secret, "block digests", 16)
+        self._memory = memory
+        self._block_bytes = memory.bytes_per_block
+        self._file_bytes = block_file_bytes(self._block_bytes)
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
         self._names: OrderedDict[str, None] = OrderedDict()
@@ -64,16 +71,16 @@ class DiskBlocks:
         self._other_bytes = 0
         """Of other models."""
         self._pending: set[str] = set()
-        self._queue: queue.SimpleQueue[tuple[str, bytearray, BlockContent | None] | None]
-        self._queue = queue.SimpleQueue()
         self._spare: list[bytearray] = []
         self._said: set[str] = set()
         self._lock_file = self._take_lock()
-        self._thread: threading.Thread | None = None
         self._find()
+        self._writer: BlockWriter | None = None
         if self._lock_file is not None:
-            self._thread = threading.Thread(target=self._run, name="disk-blocks", daemon=True)
-            self._thread.start()
+            path, key = str(self._directory), self._key
+            self._writer = BlockWriter(pool, memory, path, key, self._block_bytes)
+        self._maker: threading.Thread | None = None
+        """Who makes the directory again, or couldn't: nothing is written meanwhile."""
 
     @property
     def num_blocks(self) -> int:
@@ -81,28 +88,25 @@ class DiskBlocks:
 
     @property
     def is_writer(self) -> bool:
-        return self._thread is not None
+        return self._writer is not None and self._lock_file is not None
 
     def has(self, block_hash: bytes) -> bool:
+        self._settle()
         return block_hash.hex() in self._names
 
-    def keep(self, block_hash: bytes, copy: Callable[[bytearray], BlockContent | None]) -> None:
-        """Have a block written, which ``copy`` is called at once to put into memory, unless it is
-        there, or there is more to be written than the disk can take."""
+    def keep(self, block_hash: bytes, block_id: int) -> None:
+        """Have a full block written, unless it is there, or there is more to be written than the
+        disk can take, or it is evicted before its turn."""
+        self._settle()
         name = block_hash.hex()
-        if self._thread is None or name in self._names or name in self._pending:
+        is_known = name in self._names or name in self._pending
+        if is_known or self._writer is None or self._maker is not None:
             return
-        if (len(self._pending) + 1) * self._block_bytes > _MAX_PENDING_BYTES:
+        num_pending = len(self._pending) + 1
+        if num_pending * self._block_bytes > _MAX_PENDING_BYTES or not self._make_room(num_pending):
             return
-        try:
-            content = self._memory()
-        except MemoryError:
-            self._say("no memory is left to copy blocks for the disk: some aren't written")
-            return
-        rest = copy(content)
-        with self._lock:
-            self._pending.add(name)
-        self._queue.put((name, content, rest))
+        self._pending.add(name)
+        self._memory.write_out(self._writer, name + _SUFFIX, block_id)
 
     def read(self, hashes: Iterable[bytes]) -> list[bytearray]:
         """The contents of leading blocks, up to the first that isn't there or isn't whole, until
@@ -126,10 +130,12 @@ class DiskBlocks:
 
     def close(self) -> None:
         """Write what waits, and let another process be the writer."""
-        if self._thread is not None:
-            self._queue.put(None)
-            self._thread.join(_CLOSE_S)
-            self._thread = None
+        if self._writer is not None:
+            self._writer.close(_CLOSE_S)
+            self._settle()
+            self._writer = None
+        if (maker := self._maker) is not None:
+            maker.join()
         if self._lock_file is not None:
             os.close(self._lock_file)
             self._lock_file = None
@@ -153,17 +159,17 @@ class DiskBlocks:
     def _find(self) -> None:
         """Note what is there, oldest first, and remove what a writer left half done."""
         found = []
-        for path in self._root.glob("*/*"):
+        for path in self._root.glob("*/*" + _SUFFIX):
             with suppress(OSError):
                 status = path.stat()
-                if path.suffix == _PARTIAL and path.parent == self._directory:
+                if path.parent == self._directory and status.st_size != self._file_bytes:
                     if self._lock_file is not None:
                         path.unlink()
-                elif path.suffix == _SUFFIX:
+                else:
                     found.append((status.st_mtime_ns, status.st_size, path))
         found.sort()
         own = [(size, path.stem) for _, size, path in found if path.parent == self._directory]
-        self._names = OrderedDict.fromkeys(name for size, name in own if size == self._file_bytes)
+        self._names = OrderedDict.fromkeys(name for _, name in own)
         excess = sum(size for _, size, _ in found) - self._max_bytes
         self._other_bytes = sum(size for _, size, _ in found) - sum(size for size, _ in own)
         if self._lock_file is None:
@@ -179,79 +185,52 @@ class DiskBlocks:
             with suppress(OSError):
                 path.unlink()
 
-    def _run(self) -> None:
-        while (item := self._queue.get()) is not None:
-            name, content, rest = item
-            try:
-                if rest is not None:
-                    rest.result()
-                try:
-                    self._write(name, content)
-                except FileNotFoundError:
-                    self._make_again()
-                    self._write(name, content)
-            except OSError as error:
-                self._say(f"blocks aren't written to {self._directory}: {error.strerror or error}")
-            except EngineError as error:
-                self._say(f"a block isn't written to {self._directory}: {error}")
-            with self._lock:
-                self._pending.discard(name)
-            self.give_back([content])
+    def _settle(self) -> None:
+        """Take notice of what was written."""
+        for file, error in () if self._writer is None else self._writer.take_outcomes():
+            name = file.removesuffix(_SUFFIX)
+            self._pending.discard(name)
+            if error == 0:
+                with self._lock:
+                    self._names[name] = None
+            elif error == errno.ENOENT:
+                self._begin_again()
+            elif error != errno.ECANCELED:
+                self._say(f"blocks aren't written to {self._directory}: {os.strerror(error)}")
+
+    def _begin_again(self) -> None:
+        if self._maker is None:
+            self._maker = threading.Thread(target=self._make_again, name="disk-blocks")
+            self._maker.start()
 
     def _make_again(self) -> None:
         """Begin anew in place of a directory that was removed, under the secret that hashes are
-        made with; raises OSError where that isn't to be."""
-        if installation_secret(self._root, self._secret) != self._secret:
-            raise OSError("it was made anew by another process, whose prefixes it has now")
-        self._directory.mkdir(mode=0o700, exist_ok=True)
+        made with; where that isn't to be, nothing is written from now on."""
+        try:
+            if installation_secret(self._root, self._secret) != self._secret:
+                raise OSError("it was made anew by another process, whose prefixes it has now")
+            self._directory.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            self._say(f"blocks aren't written to {self._directory}: {error.strerror or error}")
+            return
         if self._lock_file is not None:
             os.close(self._lock_file)
         self._lock_file = self._take_lock()
         with self._lock:
             self._find()
         log.warning("%s was removed; it is made again, empty", self._directory)
+        if self._lock_file is not None:
+            self._maker = None
 
-    def _memory(self) -> bytearray:
-        """Of a block, whatever it holds."""
-        try:
-            return self._spare.pop()
-        except IndexError:
-            return bytearray(self._block_bytes)
-
-    def _write(self, name: str, content: bytearray) -> None:
-        if self._lock_file is None:
-            return
-        self._make_room()
-        if self._file_bytes + self._other_bytes > self._max_bytes:
-            return
-        partial = self._directory / (name + _PARTIAL)
-        try:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-            descriptor = os.open(partial, flags, 0o600)
-            try:
-                parts = (self._digest(name, content), content)
-                if os.writev(descriptor, parts) < self._file_bytes:
-                    raise OSError("the disk is full")
-            finally:
-                os.close(descriptor)
-            partial.rename(self._path(name))
-        except OSError:
-            with suppress(OSError):
-                partial.unlink(missing_ok=True)
-            raise
-        with self._lock:
-            self._names[name] = None
-
-    def _make_room(self) -> None:
-        """Remove the least recently used until one more fits."""
-        while (
-            self._names
-            and (len(self._names) + 1) * self._file_bytes + self._other_bytes > self._max_bytes
-        ):
+    def _make_room(self, num_new: int) -> bool:
+        """Remove the least recently used until so many more fit; whether they do."""
+        max_own = (self._max_bytes - self._other_bytes) // self._file_bytes
+        while self._names and len(self._names) + num_new > max_own:
             with self._lock:
                 name, _ = self._names.popitem(last=False)
-            with suppress(OSError):
-                self._path(name).unlink()
+            assert self._writer is not None
+            self._writer.remove(name + _SUFFIX)
+        return num_new <= max_own
 
     def _ask_for(self, name: str) -> None:
         """Have the drive read a file while others are waited for."""
@@ -264,19 +243,18 @@ class DiskBlocks:
 
     def _read(self, name: str) -> bytearray | None:
         path = self._path(name)
-        digest, content, more = bytearray(_DIGEST_BYTES), self._memory(), bytearray(1)
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                num_bytes = os.readv(descriptor, (digest, content, more))
-            finally:
-                os.close(descriptor)
+            content = self._spare.pop()
+        except IndexError:
+            content = bytearray(self._block_bytes)
+        try:
+            is_whole = read_block_file(str(path), self._key, path.name, content)
         except OSError as error:
             if not isinstance(error, FileNotFoundError):
                 self._say(f"a block can't be read from {self._directory}: {error.strerror}")
             self._forget(name)
             return None
-        if num_bytes != self._file_bytes or digest != self._digest(name, content):
+        if not is_whole:
             log.warning("%s is damaged; it is computed again", path)
             self._forget(name)
             with suppress(OSError):
@@ -288,10 +266,6 @@ class DiskBlocks:
         with suppress(OSError):  # for the order after the next start; of others' files not ours
             os.utime(path)
         return content
-
-    def _digest(self, name: str, content: bytearray) -> bytes:
-        text = f"{name} {checksum(content)}"
-        return hashlib.blake2b(text.encode(), key=self._key, digest_size=_DIGEST_BYTES).digest()
 
     def _forget(self, name: str) -> None:
         with self._lock:
@@ -316,11 +290,9 @@ def open_disk_blocks(
     if fingerprint is None:
         log.warning("no prefixes are kept in %s: the model's files can't be read", directory)
         return None
-    num_bytes = cast(BlockRunner, runner).cache.bytes_per_block
+    memory, max_bytes = cast(BlockRunner, runner).cache, config.prefix_cache_bytes
     try:
-        disk = DiskBlocks(
-            directory, fingerprint, block_bytes=num_bytes, max_bytes=config.prefix_cache_bytes
-        )
+        disk = DiskBlocks(directory, fingerprint, runner.pool, memory, max_bytes=max_bytes)
     except OSError as error:
         log.warning("no prefixes are kept in %s: %s", directory, error.strerror or error)
         return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from functools import partial
 from typing import TYPE_CHECKING
 
 from lmi_core.engine.disk_blocks import DiskBlocks
@@ -36,14 +35,12 @@ class PrefixRestore:
         """Blocks, so far."""
 
     def keep_published(self) -> None:
-        """Have the blocks written that were published, but for those that were evicted meanwhile.
-
-        For the time when a step is under way: it writes to no block that can be hit, and copying
-        doesn't keep it waiting."""
+        """Have the blocks written that were published, but for those that were evicted
+        meanwhile."""
         for block_hash in self.published:
             block_id = self._pool.find(block_hash)
             if block_id >= 0:
-                self._disk.keep(block_hash, partial(self._memory.copy_out, block_id))
+                self._disk.keep(block_hash, block_id)
         self.published.clear()
 
     def wanted(self, hashes: list[bytes]) -> int:

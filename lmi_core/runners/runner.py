@@ -11,7 +11,7 @@ from lmi_core.errors import ConfigError
 from lmi_core.models.pooling import PoolingSpec
 
 if TYPE_CHECKING:
-    from lmi_core._native import BlockPool, BlockTables, SamplingTable, Step
+    from lmi_core._native import BlockPool, BlockTables, BlockWriter, SamplingTable, Step
     from lmi_core.adapters.store import PackedLora
     from lmi_core.models.pooling_head import PoolingHead
     from lmi_core.weights.formats import FloatArray
@@ -235,14 +235,6 @@ class DraftingRunner(Runner, Protocol):
     drafter: DraftRunner
 
 
-class BlockContent(Protocol):
-    """What a block held, on its way into memory."""
-
-    def result(self) -> None:
-        """Wait for it; in any thread. Raises EngineError where it can't come any more."""
-        ...
-
-
 class BlockMemory(Protocol):
     """The memory of all KV blocks."""
 
@@ -251,13 +243,13 @@ class BlockMemory(Protocol):
         """In all layers."""
         ...
 
-    def copy_out(self, block_id: int, target: bytearray) -> BlockContent | None:
-        """Put what a block holds in all layers now, whatever is submitted later, into ``target``.
-        Does not wait: it is there once what is returned was waited for."""
+    def write_out(self, writer: BlockWriter, name: str, block_id: int) -> None:
+        """Have what a full block holds in all layers written to a file, unless the pool evicts it
+        before. Does not wait."""
         ...
 
     def copy_in(self, block_id: int, content: bytearray) -> None:
-        """Make a block what ``copy_out`` gave. No step in flight may refer to it."""
+        """Make a block what a file has. No step in flight may refer to it."""
         ...
 
 

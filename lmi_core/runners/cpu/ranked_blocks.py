@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from functools import partial
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -10,21 +11,9 @@ if TYPE_CHECKING:
     from lmi_core.runners.cpu.ranks import Ranks
 
 
-class RankedContent:
-    """Implements ``BlockContent``: behind rank 0's part come the others' in their order."""
-
-    def __init__(self, target: memoryview, others: list[Future[bytes]]) -> None:
-        self._target = target
-        self._others = others
-
-    def result(self) -> None:
-        size = len(self._target) // (len(self._others) + 1)
-        for rank, other in enumerate(self._others, start=1):
-            self._target[rank * size : (rank + 1) * size] = other.result()
-
-
 class RankedBlocks:
-    """Implements ``BlockMemory`` for all ranks of a model; ``own``: rank 0's."""
+    """Implements ``BlockMemory`` for all ranks of a model; ``own``: rank 0's. Behind rank 0's part
+    of a block come the others' in their order."""
 
     def __init__(self, own: _native.KvCache, ranks: Ranks) -> None:
         self._own = own
@@ -34,11 +23,23 @@ class RankedBlocks:
     def bytes_per_block(self) -> int:
         return self._own.bytes_per_block * self._ranks.num_ranks
 
-    def copy_out(self, block_id: int, target: bytearray) -> RankedContent:
+    def write_out(self, writer: _native.BlockWriter, name: str, block_id: int) -> None:
+        size = self._own.bytes_per_block
+        content = bytearray(self.bytes_per_block)
         others = self._ranks.order("copy_out", block_id)
-        view = memoryview(target)
-        self._own.copy_out(block_id, view[: self._own.bytes_per_block])
-        return RankedContent(view, others)
+        self._own.copy_out(block_id, memoryview(content)[:size])
+
+        def put(rank: int, other: Future[bytes]) -> None:
+            if other.exception() is not None:
+                writer.give_up(name)
+                return
+            content[rank * size : (rank + 1) * size] = other.result()
+            if rank < len(others):
+                others[rank].add_done_callback(partial(put, rank + 1))
+            else:
+                writer.write(name, content)
+
+        others[0].add_done_callback(partial(put, 1))
 
     def copy_in(self, block_id: int, content: bytearray) -> None:
         size = self._own.bytes_per_block

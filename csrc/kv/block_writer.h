@@ -1,0 +1,87 @@
+// A thread that writes KV blocks to files behind the steps that filled them.
+//
+// This thread copies a block out of where it lies into memory for one block, and writes the file
+// from there, past the page cache. It yields to everybody, since nobody waits for its files. So a
+// block that waits for its turn isn't kept from being evicted either: the pool says so before the
+// block gets another content, and the block is given up. In the place of the one block that is
+// being copied another one is evicted; where there is no other, the copy ends with its layer.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "common/aligned_memory.h"
+#include "kv/block_pool.h"
+#include "kv/kv_layout.h"
+#include "kv/prefix_hash.h"
+
+namespace lmi {
+
+class BlockWriter {
+ public:
+  struct Outcome {
+    std::string name;
+    int error;  // errno; 0: the file is whole; ECANCELED: the block was given up
+  };
+
+  // Files are in `directory`, sealed with `key`. `pool` outlives this, which is told of what it
+  // evicts. block_bytes: of all layers, and of all ranks.
+  BlockWriter(BlockPool& pool, std::string directory, const HashKey& key, int64_t block_bytes);
+  ~BlockWriter();
+  BlockWriter(const BlockWriter&) = delete;
+  BlockWriter& operator=(const BlockWriter&) = delete;
+
+  // Have a block's file written, whose content stays what it is until the pool evicts it. In the
+  // thread that owns the pool. The memory of `view` outlives this.
+  void write(std::string name, const KvCacheView& view, int32_t block_id);
+  // The same of a content, [block_bytes]; in any thread.
+  void write(std::string name, std::vector<uint8_t> content);
+  // Have a file removed, after what was asked for before; in any thread.
+  void remove(std::string name);
+  // A block whose content can't be had; in any thread.
+  void give_up(std::string name);
+  // What became of files to be written since this was asked before.
+  std::vector<Outcome> take_outcomes();
+  // Writes what waits, as far as the time allows, and stops. Idempotent.
+  void close(double timeout_s);
+
+ private:
+  struct Task {
+    std::string name;
+    KvCacheView view;
+    int32_t block_id = -1;         // in view; -1: the content is at hand
+    std::vector<uint8_t> content;  // empty, and no block: the file is removed
+  };
+
+  void add(Task task);
+  bool evicted(int32_t block_id, bool is_last);
+  void run();
+  int store(const Task& task);
+  bool copy(const Task& task);
+  void end(std::string name, int error);
+
+  BlockPool& pool_;
+  const std::string directory_;
+  const HashKey key_;
+  const int64_t block_bytes_;
+  AlignedMemory file_;
+  bool is_direct_ = true;
+  std::atomic<bool> is_given_up_{false};  // the block that is copied
+  std::atomic<int64_t> num_uncopied_{0};  // tasks of blocks
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Task> tasks_;  // guarded by mutex_, as is what follows
+  int32_t copied_id_ = -1;  // the block that is copied
+  std::vector<Outcome> outcomes_;
+  bool stop_ = false;
+  bool has_ended_ = false;
+  std::thread thread_;
+};
+
+}  // namespace lmi
