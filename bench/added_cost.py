@@ -23,6 +23,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 from bench.checkpoints import SHAPES, checkpoint
 from bench.copies import say
@@ -68,8 +69,11 @@ def traces() -> Iterator[list[str]]:
 
 @contextmanager
 def prefixes() -> Iterator[list[str]]:
-    """Flags of a server that keeps prefixes in a directory, which is removed at the end."""
-    with tempfile.TemporaryDirectory(dir=".", prefix="prefixes-") as directory:
+    """Flags of a server that keeps prefixes in a directory, which is removed at the end. It is on
+    the drive that has the checkout, where /tmp may be memory."""
+    parent = Path(__file__).parents[1] / "build"
+    parent.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=parent, prefix="prefixes-") as directory:
         yield ["--option", f"prefix_cache_dir={directory}"]
 
 
