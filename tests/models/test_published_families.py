@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -109,3 +110,23 @@ def test_exaone_as_transformers_knows_and_saves_it(tmp_path: Path) -> None:
         assert loaded.spec.architecture == "ExaoneForCausalLM"
         [logits] = all_logits(NativeForward(loaded, 128, "fp32"), ids, max_chunk=48)
         assert np.abs(logits - exact).max() <= 1e-4 * exact.std()
+
+
+@pytest.mark.parametrize("variant", ["falcon_7b", "falcon_40b", "falcon_rw"])
+def test_falcons_first_names_are_those_of_today(variant: str, tmp_path: Path) -> None:
+    path = with_settings(tmp_path, variant, architectures=["RWForCausalLM"])
+    today = find_model(EngineConfig(model=cached_checkpoint(variant))).spec
+    config = json.loads((path / "config.json").read_text())
+    for old, key in (("n_head", "num_attention_heads"), ("n_layer", "num_hidden_layers")):
+        config[old] = config.pop(key)
+    kv_heads = config.pop("num_kv_heads")
+    if config.pop("new_decoder_architecture"):
+        config["n_head_kv"] = kv_heads
+    (path / "config.json").write_text(json.dumps(config))
+    old_spec = find_model(EngineConfig(model=path)).spec
+    assert replace(old_spec, architecture="FalconForCausalLM") == today
+
+
+def test_llamas_first_name(tmp_path: Path) -> None:
+    path = with_settings(tmp_path, "llama1", architectures=["LLaMAForCausalLM"])
+    assert find_model(EngineConfig(model=path)).spec.family == "llama"

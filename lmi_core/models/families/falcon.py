@@ -1,4 +1,5 @@
-"""Falcon: 7B and 40B rotate, those of RefinedWeb have ALiBi."""
+"""Falcon: 7B and 40B rotate, those of RefinedWeb have ALiBi. Before Transformers had them, all were
+``RWForCausalLM``, with other keys."""
 
 from __future__ import annotations
 
@@ -20,11 +21,17 @@ NAMES = WeightNames(
     up="mlp.dense_h_to_4h",
     down="mlp.dense_4h_to_h",
 )
+KEYS = {"intermediate_size": "ffn_hidden_size", "hidden_act": "activation"}
+KEYS |= {"rms_norm_eps": "layer_norm_epsilon"}
+_OLD_KEYS = {"num_attention_heads": "n_head", "num_hidden_layers": "n_layer"}
+_OLD_KEYS |= {"num_kv_heads": "n_head_kv"}
 
 
 def read_spec(config: HfConfig) -> DecoderSpec:
+    is_old = config.architecture == "RWForCausalLM"
+    config = replace(config, keys=KEYS | _OLD_KEYS) if is_old else config
     heads, bias = config.integer("num_attention_heads"), config.boolean("bias")
-    is_new = config.boolean("new_decoder_architecture")
+    is_new = config.boolean("new_decoder_architecture", is_old and "n_head_kv" in config.values)
     parallel = config.boolean("parallel_attn", True)
     names, num_kv_heads = NAMES, 1 if config.boolean("multi_query", True) else heads
     num_kv_heads = config.integer("num_kv_heads", heads) if is_new else num_kv_heads
@@ -51,9 +58,4 @@ def read_spec(config: HfConfig) -> DecoderSpec:
     )
 
 
-FAMILY = Family(
-    name="falcon",
-    read_spec=read_spec,
-    keys={"intermediate_size": "ffn_hidden_size", "hidden_act": "activation"}
-    | {"rms_norm_eps": "layer_norm_epsilon"},
-)
+FAMILY = Family(name="falcon", read_spec=read_spec, keys=KEYS)
