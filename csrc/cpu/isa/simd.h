@@ -144,6 +144,21 @@ static inline Bf16Pairs load_pairs(const void* source) {
 }
 
 // 16 pairs of signed bytes, exactly.
+#if LMI_SIMD == 1
+static inline __m256i widen_byte_pairs(const int8_t* source) {
+  return _mm256_cvtepi16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(source)));
+}
+static inline Bf16Pairs load_byte_pairs(const int8_t* source) {
+  const __m256i low = widen_byte_pairs(source), high = widen_byte_pairs(source + kLanes);
+  const auto first_bytes = [](__m256i pairs) {
+    return _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(pairs, 24), 24));
+  };
+  const auto second_bytes = [](__m256i pairs) {
+    return _mm256_cvtepi32_ps(_mm256_srai_epi32(pairs, 8));
+  };
+  return {{first_bytes(low), first_bytes(high)}, {second_bytes(low), second_bytes(high)}};
+}
+#else
 static inline Bf16Pairs load_byte_pairs(const int8_t* source) {
   float low[kLanes], high[kLanes];
   for (int i = 0; i < kLanes; ++i) {
@@ -152,6 +167,7 @@ static inline Bf16Pairs load_byte_pairs(const int8_t* source) {
   }
   return {load(low), load(high)};
 }
+#endif
 
 // The same two neighbours for every lane.
 static inline Bf16Pairs broadcast_pair(const bf16_t* source) {
