@@ -102,10 +102,14 @@ def test_int8_integers_are_exact(level, num_inputs, extreme):
 
 @every_level
 @pytest.mark.parametrize("group_size", [32, 64, 128])
-def test_int4_integers_are_exact(level, group_size):
+@pytest.mark.parametrize("extreme", [False, True])
+def test_int4_integers_are_exact(level, group_size, extreme):
+    """Also the largest products, of which 16 bits would hold the sums of nine quads no more."""
     rng = np.random.default_rng(group_size)
     x = rng.integers(-127, 128, (13, 300)).astype(np.float32)
     w = rng.integers(-8, 8, (50, 300)).astype(np.float32)
+    if extreme:
+        x[:3], x[3:9], w[:20] = 127, -127, 7
     x[:, 0], w[:, ::group_size] = 127, -8
     weight = LinearWeight.pack([w], format="int4", group_size=group_size)
     assert np.array_equal(weight.unpack(), w)

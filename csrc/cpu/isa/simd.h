@@ -105,6 +105,12 @@ static inline F32x16 load_f16_partial(const uint16_t* source, int count) {
   return load_f16(lanes);
 }
 
+// Where registers are few: the compiler would keep what was loaded from there in those that sums
+// need.
+static inline void load_again(const uint8_t*& source) {
+  if constexpr (kVectorRegisters < 32) __asm__("" : "+r"(source));
+}
+
 static inline float widen_bf16_scalar(bf16_t value) {
   const uint32_t bits = static_cast<uint32_t>(value) << 16;
   float result;

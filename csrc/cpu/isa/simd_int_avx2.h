@@ -130,6 +130,19 @@ static inline __m256i dot_half(__m256i acc, HalfQuads a, HalfQuads b) {
   return _mm256_add_epi32(acc, _mm256_madd_epi16(a.odd, b.odd));
 }
 
+// Four bytes as broadcast_spread() takes them: those that dot_half() multiplies at once together.
+static inline void spread_quads(const uint8_t* source, int64_t num_quads, uint8_t* target) {
+  const __m128i pairs = _mm_setr_epi8(0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15);
+  for (int64_t i = 0; i < num_quads; i += 4) {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(source + 4 * i));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(target + 8 * i),
+                        _mm256_cvtepi8_epi16(_mm_shuffle_epi8(bytes, pairs)));
+  }
+}
+static inline InputQuad broadcast_spread(const uint8_t* source) {
+  return {_mm256_set1_epi32(load_4_bytes(source)), _mm256_set1_epi32(load_4_bytes(source + 4))};
+}
+
 // Codes of few bits don't saturate it: twice the multiply-adds of an instruction, and nothing is
 // widened until a sum of 16 bits could overflow.
 constexpr int short_quads(int most_code) {
