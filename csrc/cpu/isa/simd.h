@@ -111,6 +111,10 @@ static inline void load_again(const uint8_t*& source) {
   if constexpr (kVectorRegisters < 32) __asm__("" : "+r"(source));
 }
 
+#if LMI_SIMD != 1
+static inline F32x16 load_pair_high_unmasked(const void* source) { return load_pair_high(source); }
+#endif
+
 static inline float widen_bf16_scalar(bf16_t value) {
   const uint32_t bits = static_cast<uint32_t>(value) << 16;
   float result;

@@ -158,12 +158,18 @@ static inline F32x16 load_pair_low(const void* source) {
           _mm256_castsi256_ps(_mm256_slli_epi32(load_8_pairs(source, 1), 16))};
 }
 
-// By two shifts: a mask would take a register from the sums.
-static inline __m256 upper_halves(__m256i pairs) {
+static inline F32x16 load_pair_high(const void* source) {
+  const __m256i upper = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
+  return {_mm256_castsi256_ps(_mm256_and_si256(load_8_pairs(source, 0), upper)),
+          _mm256_castsi256_ps(_mm256_and_si256(load_8_pairs(source, 1), upper))};
+}
+
+// By two shifts, slower: a mask would take a register that sums need.
+static inline __m256 shifted_high(__m256i pairs) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_srli_epi32(pairs, 16), 16));
 }
-static inline F32x16 load_pair_high(const void* source) {
-  return {upper_halves(load_8_pairs(source, 0)), upper_halves(load_8_pairs(source, 1))};
+static inline F32x16 load_pair_high_unmasked(const void* source) {
+  return {shifted_high(load_8_pairs(source, 0)), shifted_high(load_8_pairs(source, 1))};
 }
 
 // Nearest bf16, ties to even, kept as float.
