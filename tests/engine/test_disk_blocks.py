@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -150,6 +151,26 @@ def test_a_directory_that_another_process_made_anew_is_left_to_it(
     put(other, 3)
     other.close()
     assert numbers_in(other) == [3]
+
+
+def test_a_full_disk_costs_the_cache_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk = opened(tmp_path)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (512, hard))  # no file has room for a block
+    try:
+        put(disk, 1, 2)
+        while disk._pending:
+            disk._settle()
+            time.sleep(0.001)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert blocks_in(tmp_path) == []
+    assert caplog.text.count("No space left on device") == 1
+    put(disk, 3)
+    disk.close()
+    assert numbers_in(disk) == [3]
 
 
 def test_what_the_disk_is_too_slow_for_is_not_kept(

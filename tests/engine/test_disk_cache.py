@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import resource
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -187,24 +186,6 @@ def test_damaged_blocks_are_computed_again(
     assert len(blocks_in(tmp_path)) == NUM_HASHED
     assert start(config_of(tmp_path)) == (CACHED, outcome)
     assert caplog.text.count("is damaged; it is computed again") <= 1
-
-
-@pytest.fixture
-def full_disk() -> Iterator[None]:
-    """No file can be as long as a block's."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (512, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-def test_a_full_disk_costs_the_cache_alone(
-    tmp_path: Path, full_disk: None, caplog: pytest.LogCaptureFixture
-) -> None:
-    plain = start(config_of(None))
-    assert start(config_of(tmp_path)) == plain
-    assert blocks_in(tmp_path) == []
-    assert caplog.text.count("No space left on device") == 1
 
 
 def test_a_directory_that_cannot_be_costs_the_cache_alone(
