@@ -24,6 +24,7 @@ from bench.step_seconds import LLAMA_160M_BF16
 from bench.traces import at_once
 from lmi_core import _native
 from lmi_core.engine.scheduler import Scheduler
+from lmi_core.engine.steps_ahead import StepsAhead
 
 _COLUMNS = ("plan", "plan ahead", "fill", "commit")
 _COSTS = LLAMA_160M_BF16.scaled(((1, 0.01), (2048, 0.01)))
@@ -43,15 +44,20 @@ class Times:
     @contextmanager
     def taken(self) -> Iterator[None]:
         """Have the scheduler's calls timed."""
-        methods = {"plan": "plan", "plan_ahead": "plan ahead", "fill_ahead": "fill"}
-        kept = {name: getattr(Scheduler, name) for name in (*methods, "commit")}
-        for name, method in kept.items():
-            setattr(Scheduler, name, self._timed(methods.get(name, name), method))
+        columns = {
+            "plan": (Scheduler, "plan"),
+            "plan ahead": (StepsAhead, "plan"),
+            "fill": (StepsAhead, "fill"),
+            "commit": (Scheduler, "commit"),
+        }
+        kept = {column: getattr(*place) for column, place in columns.items()}
+        for column, method in kept.items():
+            setattr(*columns[column], self._timed(column, method))
         try:
             yield
         finally:
-            for name, method in kept.items():
-                setattr(Scheduler, name, method)
+            for column, method in kept.items():
+                setattr(*columns[column], method)
 
     def _timed(self, column: str, method: Callable[..., Any]) -> Callable[..., Any]:
         def call(scheduler: Scheduler, *args: Any) -> Any:

@@ -238,13 +238,16 @@ class Simulation:
     def _submit_ahead(self, submitted: _Submitted) -> _Submitted | None:
         if not self._info.runs_ahead or submitted.seconds > MAX_AHEAD_S:
             return None
-        plan = self.scheduler.plan_ahead(submitted.plan, self.now_s)
+        ahead = self.scheduler.ahead
+        plan = ahead.plan(submitted.plan, self.now_s)
         if plan is None:
             return None
-        works = [Work(len(sequence.token_ids), 1, True) for sequence in plan.sequences]
         step = next(self._steps)
-        self.scheduler.fill_ahead(plan, step)
-        return _Submitted(plan, step, self._seconds(works))
+        ahead.fill(plan, step)
+        if self._costs.of(list(_works(plan))) > MAX_AHEAD_S:
+            ahead.cancel(plan)
+            return None
+        return _Submitted(plan, step, self._seconds(list(_works(plan))))
 
     def _seconds(self, works: list[Work]) -> float:
         return self._costs.of(works) * self._spread.choice(self._costs.spread)
@@ -268,8 +271,8 @@ class Simulation:
 
 def _works(plan: Plan) -> Iterable[Work]:
     for sequence in plan.sequences:
-        start, count = sequence.num_computed, sequence.num_scheduled
-        yield Work(start, count, start + count == len(sequence.token_ids))
+        start, count = sequence.chunk
+        yield Work(start, count, start + count >= len(sequence.token_ids))
 
 
 def summary(served: Sequence[Served], seconds: float) -> dict[str, float]:

@@ -14,20 +14,25 @@ from lmi_core.engine.kv_memory import KvMemory
 from lmi_core.engine.sequence import Sequence
 
 
-def decoding_on(sequences: Iterable[Sequence]) -> list[Sequence]:
-    """Of a step in flight, those that decode on behind it, but for those that speculate; empty
-    where the result of any that doesn't end matters for more than its token."""
-    following = []
+def going_on(sequences: Iterable[Sequence]) -> tuple[list[Sequence], list[Sequence]] | None:
+    """Of a step in flight, those that decode on behind it, and those whose prompts do, but for
+    those that speculate; None where the result of any matters for more than its token."""
+    decoding, prompts = [], []
     for sequence in sequences:
-        if sequence.drafts:
+        if sequence.drafts or sequence.is_ending:
             continue
         num_known = len(sequence.token_ids)
-        is_decoding = sequence.num_scheduled == 1 and sequence.num_computed + 1 == num_known
-        if not is_decoding or not sequence.is_plain:
-            return []
-        if not sequence.is_ending and num_known + 1 < sequence.max_len:
-            following.append(sequence)
-    return following
+        is_whole = sequence.num_computed + sequence.num_scheduled == num_known
+        if is_whole:
+            if not sequence.is_plain:
+                return None
+            if num_known + 1 < sequence.max_len:
+                decoding.append(sequence)
+        elif sequence.is_scoring_prompt or sequence.request.search is not None:
+            return None
+        else:
+            prompts.append(sequence)
+    return decoding, prompts
 
 
 def lacking_room(sequences: list[Sequence], num_ahead: int, block_size: int) -> list[Sequence]:

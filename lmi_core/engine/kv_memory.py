@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class KvMemory:
     """Gives sequences a row and blocks, shares blocks between them, and takes all of it back.
 
-    Called only while no step is in flight, so whatever is freed may be used again at once.
+    What is freed may be used again at once: no step that was submitted refers to it.
     """
 
     def __init__(

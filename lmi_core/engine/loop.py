@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple, cast
 
+from lmi_core._native import StepCosts
 from lmi_core.engine.commit import Commit
 from lmi_core.engine.deadlines import waited_too_long
 from lmi_core.engine.delivery import Delivery
@@ -30,14 +31,14 @@ from lmi_core.runners.runner import (
 from lmi_core.structured.mask_threads import MaskThreads, MissingMask
 
 if TYPE_CHECKING:
-    from lmi_core._native import Step, StepCosts
+    from lmi_core._native import Step
 
 _log = logging.getLogger(__name__)
 
 MAX_FAILURES_IN_A_ROW = 2
 MAX_AHEAD_S = 0.04
-"""After longer steps none is submitted ahead: what the loop takes between two is little beside
-them, and an arrival would wait for one more."""
+"""Behind longer steps none is submitted ahead, nor are they: what the loop takes between two is
+little beside them, and an arrival would wait for one more."""
 
 
 class Submitted(NamedTuple):
@@ -75,7 +76,7 @@ class StepLoop:
         self._observer = observer
         self._overlap = overlap
         self._check_integrity = check_integrity
-        self._costs = costs
+        self._costs = StepCosts() if costs is None else costs
         self._masks = MaskThreads()
         self._next_buffer = 0
         self._num_failures_in_a_row = 0
@@ -84,8 +85,7 @@ class StepLoop:
         self._is_held = False
         self._in_flight: deque[asyncio.Future[None]] = deque()
         self._completed_s = 0.0
-        self._native_s = 0.0
-        """When the last step completed, and how long the worker had it."""
+        """When the last step completed."""
         self.is_healthy = True
 
     def wake(self) -> None:
@@ -132,13 +132,13 @@ class StepLoop:
 
     async def _run_overlapped(self) -> None:
         """As the plain loop, but events of a step are handed out while the next one runs, and where
-        sequences only decode on, that one is submitted before the last one's tokens are known."""
+        these don't matter, that one is submitted before the last one's tokens are known."""
         submitted: Submitted | None = None
         committed: Commit | None = None
         while submitted is not None or committed is not None or await self._has_work():
             if submitted is None and not self._is_held:
                 submitted = self._submit_next()
-                if submitted and committed and self._costs:
+                if submitted and committed:
                     gap_s = submitted.submitted_s - committed.step.finished_ns * 1e-9
                     self._costs.note_gap(gap_s, ahead=False)
             following = None if submitted is None else self._submit_ahead(submitted)
@@ -196,16 +196,21 @@ class StepLoop:
     def _submit_ahead(self, submitted: Submitted) -> Submitted | None:
         """Submit what follows a step in flight, if it can be known and is worth it."""
         is_due = self._runner.info.runs_ahead and not self._is_held
-        if not is_due or self._native_s > MAX_AHEAD_S:
+        if not is_due or not self._is_short(submitted.plan):
             return None
-        plan = self._scheduler.plan_ahead(submitted.plan, time.monotonic())
+        ahead = self._scheduler.ahead
+        plan = ahead.plan(submitted.plan, time.monotonic())
         if plan is None:
+            return None
+        self._fail_requests(plan.failures, "planning a step for the request failed")
+        if not self._is_short(plan):
+            ahead.cancel(plan)
             return None
         step = self._next_step()
         done = asyncio.get_running_loop().create_future()
         masks: list[MissingMask] = []
         try:
-            logit_rows, masks = self._scheduler.fill_ahead(plan, step)
+            logit_rows, masks = ahead.fill(plan, step)
             submitted_s = time.monotonic()
             self._submit_chain(plan)
             cast(AheadRunner, self._runner).submit_ahead(step, logit_rows)
@@ -213,10 +218,14 @@ class StepLoop:
         except Exception:
             _drop(masks)
             _log.exception("a step couldn't be submitted before the last one completed")
-            self._scheduler.cancel_ahead(plan)
+            ahead.cancel(plan)
             return None
         self._masks.fill(masks)
         return Submitted(plan, step, submitted_s, done)
+
+    def _is_short(self, plan: Plan) -> bool:
+        """By what steps of as many rows took."""
+        return self._costs.seconds(plan.num_tokens, ahead=True) <= MAX_AHEAD_S
 
     def _submit_chain(self, plan: Plan) -> None:
         if plan.chain is not None:
@@ -240,7 +249,7 @@ class StepLoop:
         completed_s = time.monotonic()
         # A step that was submitted ahead began when the one before it had ended.
         seconds = completed_s - max(submitted_s, self._completed_s)
-        if self._costs is not None and submitted_s < self._completed_s:
+        if submitted_s < self._completed_s:
             gap_s = seconds - plan.chain_s - step.native_ns * 1e-9
             self._costs.note_gap(gap_s, ahead=True)
         self._count(plan, step, seconds)
@@ -271,8 +280,8 @@ class StepLoop:
 
     def _count(self, plan: Plan, step: Step, seconds: float) -> None:
         totals = self._totals
-        native_seconds = self._native_s = step.native_ns * 1e-9
-        if self._costs is not None and native_seconds > 0:
+        native_seconds = step.native_ns * 1e-9
+        if native_seconds > 0:
             self._costs.note(plan.num_tokens, native_seconds)
         totals.num_steps += 1
         totals.num_weight_bytes += self._runner.info.weight_bytes

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Items
+
 from lmi_core.engine.fair_shares import FairShares
 from lmi_core.engine.kv_memory import KvMemory
 from lmi_core.engine.policy import Plan, Queues, preempt
@@ -59,8 +61,8 @@ class PagedPolicy:
         """The sequence that last found no memory; the blocks available and sequences running then:
         while these stay as they are, it isn't tried again."""
 
-    def plan(self) -> Plan:
-        plan = Plan()
+    def plan(self, behind: Items[Sequence] = ()) -> Plan:
+        plan = Plan(behind=behind)
         self._heavy = self._shares.heavy(self._queues.running, self._info.max_num_seqs)
         self._num_heavy_rows = self._num_light_rows = 0
         creditor = self._creditor()
@@ -83,8 +85,8 @@ class PagedPolicy:
         self._num_held_steps += 1
 
     @property
-    def can_admit(self) -> bool:
-        return self._memory.num_free_rows > 0 or self._creditor() is not None
+    def preempts(self) -> bool:
+        return self._creditor() is not None
 
     def _creditor(self) -> Sequence | None:
         """A sequence that gives way to one that waits: a less urgent one, or one whose tenant has
@@ -196,6 +198,9 @@ class PagedPolicy:
             state = (sequence, memory.pool.num_available, len(queues.running))
             if state == self._refusal or not self._has_rows(sequence):
                 break
+            if _awaits(sequence, plan.behind, self._memory):
+                plan.must_wait = True
+                break
             try:
                 has_memory = memory.admit(sequence, num_spare_blocks=self._num_spare_blocks())
             except Exception as error:  # those behind it are admitted by the next step
@@ -273,3 +278,19 @@ class PagedPolicy:
             self._num_heavy_rows += num_pending == 1 and sequence in self._heavy
             self._num_light_rows += num_tokens * self._is_light(sequence)
         return num_logit_rows - num_rows
+
+
+def _awaits(sequence: Sequence, in_flight: Items[Sequence], memory: KvMemory) -> bool:
+    """Whether a waiting sequence shares what a step in flight computes, which those that are in it
+    are taken to have: its request's prompt or search, or another's block, which is cached then."""
+    if not in_flight:
+        return False
+    if sequence.request.search is not None or (sequence.choice and not sequence.num_generated):
+        return True
+    hashes = memory.usable_hashes(sequence)
+    for other in in_flight:
+        num_filled = min(other.num_computed // memory.block_size, len(other.hashes), len(hashes))
+        i = other.num_published
+        if i < num_filled and other.hashes[i] == hashes[i]:
+            return True
+    return False

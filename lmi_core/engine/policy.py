@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -33,6 +34,10 @@ class Plan:
     """Draft steps that run before it, and give some of its tokens."""
     failures: list[tuple[Sequence, Exception]] = field(default_factory=list)
     """Sequences that planning itself failed for; they are in none of the lists above."""
+    behind: Items[Sequence] = ()
+    """Those in flight in the step before, of which it is planned as if it had gone well."""
+    must_wait: bool = False
+    """Whether somebody would come in who has to know what that step gives; for nobody else."""
     expired: list[ActiveRequest] = field(default_factory=list)
     """Requests that waited for too long and were ended; they are in none of the lists above."""
 
@@ -109,8 +114,9 @@ def preempt(queues: Queues, memory: KvMemory, sequence: Sequence) -> None:
 class Policy(Protocol):
     """Decides about the queues that it was made for; sequences, rows and blocks are its to move."""
 
-    def plan(self) -> Plan:
-        """The next step; empty when nothing can run. Called while no step is in flight."""
+    def plan(self, behind: Items[Sequence] = ()) -> Plan:
+        """The next step; empty when nothing can run. ``behind``: sequences in flight, which are as
+        they will be when their step has gone well, beside enough memory for those that decode."""
         ...
 
     def pass_step(self) -> None:
@@ -118,6 +124,6 @@ class Policy(Protocol):
         ...
 
     @property
-    def can_admit(self) -> bool:
-        """Whether a sequence that waits may be in the next step, if ``plan`` makes it."""
+    def preempts(self) -> bool:
+        """Whether ``plan`` would take a running sequence's place for one that waits."""
         ...

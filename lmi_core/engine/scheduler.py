@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING
 
 from lmi_core.engine.commit import Commit, Output, PromptChunk
 from lmi_core.engine.deadlines import Deadlines
-from lmi_core.engine.decoding import Decoded, decoding_on, lacking_room
+from lmi_core.engine.decoding import Decoded
 from lmi_core.engine.fair_shares import FairShares
 from lmi_core.engine.kv_memory import KvMemory
 from lmi_core.engine.policy import Plan, Policy, Queues, preempt
 from lmi_core.engine.searches import SearchMoves
 from lmi_core.engine.sequence import ActiveRequest, Sequence, SequenceState
 from lmi_core.engine.speculation import Speculation
-from lmi_core.engine.step_filling import add_following, add_known
-from lmi_core.structured.mask_threads import MissingMask
+from lmi_core.engine.steps_ahead import StepsAhead
 from lmi_core.weights.formats import FloatArray
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 class Scheduler:
     """A state machine without I/O: ``plan``, then ``commit`` or ``fail`` of the step filled by it
-    (step_filling.py), in turn."""
+    (step_filling.py), in turn. ``ahead`` plans the step behind while one is in flight."""
 
     def __init__(
         self,
@@ -43,6 +42,7 @@ class Scheduler:
         self._shares = FairShares() if shares is None else shares
         self._searches = SearchMoves(queues, memory, self._shares, self._preempt)
         self._deadlines = Deadlines()
+        self.ahead = StepsAhead(queues, memory, policy, self._deadlines, speculation)
         self.num_preemptions = 0
         self.num_restoring = 0
         """Sequences that are RESTORING."""
@@ -106,56 +106,6 @@ class Scheduler:
         if self._speculation is not None:
             self._speculation.add_drafts(plan, plan.sequences, self.num_running)
         return plan
-
-    def plan_ahead(self, plan: Plan, now_s: float) -> Plan | None:
-        """The step behind ``plan``, which is in flight: the same sequences decode on, but for those
-        that end with it or that speculate, which are in every second step then: they need the
-        results of theirs. None where results or another choice of sequences may matter."""
-        memory, running = self.memory, self.queues.running
-        if self.queues.waiting and (self._policy.can_admit or self._deadlines.is_due(now_s)):
-            return None
-        known = [sequence for sequence in running if not sequence.num_scheduled]
-        if len(plan.sequences) + len(known) != len(running):
-            return None
-        if any(s.num_pending != 1 or s.request.search is not None for s in known):
-            return None
-        following = decoding_on(plan.sequences)
-        if following and self._speculation is not None:
-            following = self._speculation.without_waiting(following)
-        if not following:
-            return None
-        full = lacking_room(following, 1, self._block_size)
-        for sequence in full + lacking_room(known, 0, self._block_size):
-            if not memory.extend(sequence):
-                return None  # a block that was taken is there for the next plan
-        ahead = Plan(following + known, num_following=len(following))
-        ahead.num_tokens = len(ahead.sequences)
-        self._policy.pass_step()
-        return ahead
-
-    def fill_ahead(self, ahead: Plan, step: Step) -> tuple[list[int], list[MissingMask]]:
-        """As ``fill``. Of the logit rows returned, of the step in flight, its token ids are what
-        they will have sampled; -1: the ids are known."""
-        step.clear()
-        following = ahead.sequences[: ahead.num_following]
-        known = ahead.sequences[ahead.num_following :]
-        add_following(following, step)
-        for sequence in known:
-            sequence.num_scheduled = 1
-        if self._speculation is not None:
-            self._speculation.add_drafts(ahead, known, self.num_running)
-        masks = add_known(known, step, ahead.chain)
-        if ahead.chain is not None:
-            ahead.chain.lead_to(step)
-        rows = [sequence.logit_row for sequence in following]
-        return rows + [-1] * (step.num_tokens - len(rows)), masks
-
-    def cancel_ahead(self, ahead: Plan) -> None:
-        """It couldn't be submitted."""
-        for sequence in ahead.sequences[: ahead.num_following]:
-            sequence.num_ahead = 0
-        for sequence in ahead.sequences[ahead.num_following :]:
-            sequence.step_over()
 
     def commit(self, plan: Plan, step: Step, rows: FloatArray | None = None) -> Commit:
         """Take over a completed step: append tokens, publish blocks, release what ended. ``rows``:
@@ -314,7 +264,7 @@ class Scheduler:
             sequence.step_over()
             if sequence.is_ending and not sequence.num_scheduled:
                 self._release(sequence)
-            elif sequence.state is SequenceState.RUNNING:
+            elif sequence.state is SequenceState.RUNNING and sequence.num_pending == 1:
                 self.memory.give_back(sequence)
 
     def finish_all(self, sequences: Iterable[Sequence]) -> None:

@@ -138,7 +138,7 @@ class Sequence:
         self.drafted_by: DraftedBy = "text"
         """What gave the first of the last drafts."""
         self.num_ahead = 0
-        """Tokens, 1 or 0, in a step submitted behind that one, before its results are known."""
+        """Tokens in a step submitted behind that one, before its results are known."""
         self.ahead_row = -1
         """Logit row in the step behind."""
         self.is_ending = False
@@ -169,6 +169,13 @@ class Sequence:
     @property
     def num_generated(self) -> int:
         return len(self.token_ids) - self.num_prompt
+
+    @property
+    def chunk(self) -> tuple[int, int]:
+        """Where what the last planned step computes of it starts, and how many tokens that are."""
+        if self.num_ahead:
+            return self.num_computed + self.num_scheduled, self.num_ahead
+        return self.num_computed, self.num_scheduled
 
     def step_over(self) -> None:
         """The step in flight completed: what lies in the one behind is now in flight."""

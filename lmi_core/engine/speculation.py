@@ -60,6 +60,11 @@ class Speculation:
         elif drafter is not None:
             self._model = ModelDrafts(drafter, self.costs, **sizes)
 
+    @property
+    def has_heads(self) -> bool:
+        """Whether drafts come of the hidden states of steps behind which none is in flight."""
+        return self._heads is not None
+
     def add_drafts(self, plan: Plan, sequences: Iterable[Sequence], num_running: int) -> None:
         """Let those of ``sequences``, which are in the plan, that decode compute drafts, too."""
         num_rows = min(
@@ -141,7 +146,7 @@ class Speculation:
         return (
             self._info.runs_ahead
             and plan.chain is None
-            and not any(_needs_tokens(sequence) for sequence in plan.sequences)
+            and all(sequence.is_plain for sequence in plan.sequences)
         )
 
     def settle(self, plan: Plan, step: Step) -> None:
@@ -246,11 +251,6 @@ def _num_logit_rows(plan: Plan) -> int:
     return sum(
         sequence.num_scheduled if sequence.is_scoring_prompt else 1 for sequence in plan.sequences
     )
-
-
-def _needs_tokens(sequence: Sequence) -> bool:
-    """Whether its steps wait for tokens anyway."""
-    return sequence.matcher is not None or sequence.needs_observe or not _decodes(sequence)
 
 
 def _decodes(sequence: Sequence) -> bool:

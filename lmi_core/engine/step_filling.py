@@ -54,8 +54,8 @@ def add_known(
 
 
 def _add_one(sequence: Sequence, step: Step, chain: DraftChain | None) -> list[MissingMask]:
-    start = sequence.num_computed
-    end = start + sequence.num_scheduled
+    start, num_tokens = sequence.chunk
+    end = start + num_tokens
     row, slot = sequence.row, sequence.request.adapter_slot
     token_ids = sequence.token_ids
     if sequence.drafts:
@@ -72,9 +72,13 @@ def _add_one(sequence: Sequence, step: Step, chain: DraftChain | None) -> list[M
         wanted: LogitRows = "last" if end == len(token_ids) else "none"
         if sequence.row_sum is not None:
             wanted = sequence.row_sum.wanted(start, wanted)
-        sequence.logit_row = step.add(
+        logit_row = step.add(
             token_ids[start:end], start, row, row, wanted, slot, sequence.num_first
         )
+        if sequence.num_ahead:
+            sequence.ahead_row = logit_row
+        else:
+            sequence.logit_row = logit_row
     if end != len(token_ids):
         return []
     return _masks_from(sequence.matcher, sequence, step.num_logit_rows - 1, step)

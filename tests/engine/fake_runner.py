@@ -191,7 +191,7 @@ class FakeModel:
         max_logit_rows: int = 16,
         max_model_len: int = 256,
         num_saturating_tokens: int | None = 24,
-        num_steps: int = 2,
+        num_steps: int = 3,
         max_logprobs: int = 5,
         has_adapters: bool = False,
         vocab_size: int = VOCAB_SIZE,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from typing import NamedTuple
 
+from lmi_core._native import Step
 from lmi_core.engine.fair_shares import FairShares
 from lmi_core.engine.kv_memory import KvMemory
 from lmi_core.engine.lora_slots import LoraSlots
 from lmi_core.engine.paged_policy import PagedPolicy
-from lmi_core.engine.policy import Queues
+from lmi_core.engine.policy import Plan, Queues
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.engine.scheduler import Scheduler
@@ -23,6 +25,13 @@ from tests.engine.oracle import expected_tokens
 TOKENIZER = byte_tokenizer()
 
 
+class Submitted(NamedTuple):
+    plan: Plan
+    step: Step
+    logit_rows: list[int]
+    """Of the step before, where its token ids come from."""
+
+
 class History:
     """A scheduler over the fake model, driven step by step."""
 
@@ -31,9 +40,17 @@ class History:
         *,
         enable_prefix_caching: bool = True,
         guaranteed_no_evict: bool = False,
+        runs_ahead: bool = False,
         **capacities: int | None,
     ) -> None:
+        """``runs_ahead``: steps are planned while the one before them is in flight, where they can
+        be."""
         self.model = FakeModel(has_adapters=True, **capacities)  # type: ignore[arg-type]
+        self._runs_ahead = runs_ahead
+        self._steps = itertools.cycle(self.model.steps)
+        self._in_flight: Submitted | None = None
+        self._sampled: list[int] = []
+        self.num_ahead = 0
         runner: object = self.model
         self.memory = KvMemory(
             runner,  # type: ignore[arg-type]
@@ -135,6 +152,28 @@ class History:
         """Plan, execute, commit; ``abort`` and ``unload`` come while it is in flight. False:
         nothing ran."""
         self.now_s += 1.0
+        num_expired = len(self.expired)
+        submitted = self._in_flight or self._submit()
+        if submitted is None:
+            return len(self.expired) > num_expired
+        following = self._submit_ahead(submitted.plan) if self._runs_ahead else None
+        if abort is not None:
+            self.abort(abort)
+        self.unload(unload)
+        self._execute(submitted)
+        if fails:
+            self.failed.update(self.scheduler.fail(submitted.plan))
+        else:
+            self.scheduler.commit(submitted.plan, submitted.step)
+        if fails and following is not None:
+            self._execute(following)
+            self.scheduler.drop(following.plan)
+            following = None
+        self._in_flight = following
+        self.scheduler.check_integrity()
+        return True
+
+    def _submit(self) -> Submitted | None:
         waiting = {request for request in self.requests if request.is_waiting}
         plan = self.scheduler.plan(self.now_s)
         begun = {sequence.request for sequence in plan.sequences}
@@ -146,22 +185,32 @@ class History:
         self.expired |= late
         if not plan.sequences:
             assert not self.scheduler.has_work, "sequences wait, but none can run"
-            return bool(late)
-        info = self.model.info
-        assert sum(sequence.num_scheduled for sequence in plan.sequences) == plan.num_tokens
-        assert plan.num_tokens <= info.max_num_batched_tokens
-        step = self.model.steps[0]
+            return None
+        step = next(self._steps)
         fill(plan, step)
-        if abort is not None:
-            self.abort(abort)
-        self.unload(unload)
-        if fails:
-            self.failed.update(self.scheduler.fail(plan))
-        else:
-            self.model.execute(step)
-            self.scheduler.commit(plan, step)
-        self.scheduler.check_integrity()
-        return True
+        return self._checked(Submitted(plan, step, []))
+
+    def _submit_ahead(self, before: Plan) -> Submitted | None:
+        plan = self.scheduler.ahead.plan(before, self.now_s)
+        if plan is None:
+            return None
+        self.num_ahead += 1
+        step = next(self._steps)
+        logit_rows, _ = self.scheduler.ahead.fill(plan, step)
+        return self._checked(Submitted(plan, step, logit_rows))
+
+    def _checked(self, submitted: Submitted) -> Submitted:
+        plan = submitted.plan
+        assert sum(sequence.chunk[1] for sequence in plan.sequences) == plan.num_tokens
+        assert plan.num_tokens == submitted.step.num_tokens
+        assert plan.num_tokens <= self.model.info.max_num_batched_tokens
+        return submitted
+
+    def _execute(self, submitted: Submitted) -> None:
+        """What it follows was executed."""
+        rows = submitted.logit_rows
+        self.model.execute(submitted.step, [self._sampled[i] if i >= 0 else -1 for i in rows])
+        self._sampled = [max(token_id, 0) for token_id in submitted.step.sampled()]
 
     def abort(self, request: ActiveRequest) -> None:
         if any(s.state is not SequenceState.FINISHED for s in request.sequences):
@@ -173,7 +222,7 @@ class History:
             self.restored()
         assert self.scheduler.num_restoring == 0
         num_steps = 0
-        while self.scheduler.has_work:
+        while self.scheduler.has_work or self._in_flight:
             assert self.step(), "work is left but nothing runs"
             num_steps += 1
             assert num_steps < 20_000

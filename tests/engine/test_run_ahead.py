@@ -83,8 +83,8 @@ def test_decodes_run_ahead_but_for_the_last_token() -> None:
         async with make_engine(runner) as engine:
             events = await collect(engine, [1, 2, 3], PARAMS)
             assert token_ids(events) == expected_tokens([1, 2, 3], PARAMS)
-            # Not the first decode, which follows a prompt, and nothing past the last.
-            assert runner.num_ahead == PARAMS.max_new_tokens - 2
+            # All but the prompt, and nothing past the last.
+            assert runner.num_ahead == PARAMS.max_new_tokens - 1
             assert runner.num_computed_tokens == 3 + PARAMS.max_new_tokens - 1
 
     run(main())
@@ -122,16 +122,112 @@ def test_a_sequence_that_ends_costs_one_row() -> None:
     run(main())
 
 
-def test_arrivals_are_admitted_while_others_run_ahead() -> None:
+def test_prompts_go_on_ahead() -> None:
+    async def main() -> None:
+        prompt = list(range(200))
+        params = replace(PARAMS, max_new_tokens=4, repetition_penalty=1.2)
+        runner = FakeRunner(runs_ahead=True)
+        async with make_engine(runner) as engine:
+            events = await collect(engine, prompt, params)
+            assert token_ids(events) == expected_tokens(prompt, params)
+            assert runner.num_ahead == 200 // 64  # its penalty waits for the tokens alone
+
+    run(main())
+
+
+def test_arrivals_come_in_while_others_run_ahead() -> None:
+    """No step waits for the one before it from the first to the last, whoever comes and ends."""
+
+    async def main() -> None:
+        runner = FakeRunner(runs_ahead=True, step_s=0.0005, num_blocks=200)
+        async with make_engine(runner) as engine:
+            first = asyncio.create_task(collect(engine, [1], replace(PARAMS, max_new_tokens=200)))
+            await until(lambda: runner.num_ahead >= 5)
+            for number in range(2, 6):
+                prompt = [number] * 40
+                events = await collect(engine, prompt, PARAMS)
+                assert token_ids(events) == expected_tokens(prompt, PARAMS)
+            assert not first.done()
+            assert runner.num_ahead >= engine.stats().totals.num_steps - 1
+            await first
+
+    run(main())
+
+
+def test_who_shares_a_prompt_in_flight_waits_for_it() -> None:
+    """So that its blocks are found, as without running ahead."""
+
+    async def main(runner: FakeRunner) -> int:
+        async with make_engine(runner) as engine:
+            first = asyncio.create_task(collect(engine, list(range(64)), PARAMS))
+            await until(lambda: engine.stats().num_running > 0)
+            events = await collect(engine, [*range(64), 7], PARAMS)
+            assert token_ids(events) == expected_tokens([*range(64), 7], PARAMS)
+            await first
+        return runner.num_computed_tokens
+
+    assert run(main(FakeRunner(runs_ahead=True, step_s=0.01))) == 64 + 23 + 1 + 23
+
+
+def test_choices_fork_from_a_prompt_that_was_ahead() -> None:
+    params = replace(PARAMS, n=3, temperature=1.0, seed=5)
+
     async def main() -> None:
         runner = FakeRunner(runs_ahead=True, step_s=0.0005)
         async with make_engine(runner) as engine:
-            first = asyncio.create_task(collect(engine, [1], replace(PARAMS, max_new_tokens=120)))
-            await until(lambda: runner.num_ahead >= 10)
-            events = await collect(engine, [1, 2, 3], PARAMS)
-            assert not first.done()
-            assert token_ids(events) == expected_tokens([1, 2, 3], PARAMS)
+            first = asyncio.create_task(collect(engine, [1], replace(PARAMS, max_new_tokens=99)))
+            await until(lambda: runner.num_ahead >= 5)
+            events = await collect(engine, [1, 2, 3], params)
+            for choice in range(3):
+                expected = expected_tokens([1, 2, 3], params, seed=5, choice=choice)
+                assert token_ids(events, choice) == expected
             await first
+            await assert_nothing_leaked(engine)
+
+    run(main())
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_arrivals_aborts_and_failures(seed: int) -> None:
+    """Who isn't hit gets the tokens of one who is alone; memory is short in every second run."""
+    rng = random.Random(seed)
+    num_blocks = 200 if seed % 2 else 14
+    runner = FakeRunner(runs_ahead=True, num_blocks=num_blocks)
+    runner.fails_late = bool(rng.randrange(2))
+    failing = {25, 60, 61} if seed < 4 else set[int]()
+    runner.fail_step = lambda number: "out of luck" if number in failing else ""
+
+    async def one(engine: Engine, number: int) -> None:
+        for _ in range(rng.randrange(60)):
+            await asyncio.sleep(0)
+        prompt = [number % 3, *range(rng.choice([3, 30, 90]))]
+        params = replace(PARAMS, max_new_tokens=rng.choice([1, 5, 40]), n=rng.choice([1, 1, 1, 2]))
+        if rng.randrange(4) == 0:
+            params = replace(params, presence_penalty=0.5)
+        request = GenerationRequest(
+            request_id=str(number), prompt_token_ids=tuple(prompt), params=params
+        )
+        events: list[TokenEvent] = []
+        num_wanted = rng.choice([2, 200, 200])
+        is_cut = False
+        try:
+            async for event in engine.generate(request):
+                events.append(event)
+                if len(events) == num_wanted:
+                    engine.abort(str(number))
+                    is_cut = True
+        except EngineError as error:
+            is_cut = "out of luck" in str(error)
+        for choice in range(params.n):
+            got = token_ids([e for e in events if e.token_id >= 0], choice)
+            expected = expected_tokens(prompt, params, choice=choice)
+            assert got == (expected[: len(got)] if is_cut else expected)
+
+    async def main() -> None:
+        async with make_engine(runner) as engine:
+            await asyncio.gather(*(one(engine, number) for number in range(30)))
+            await assert_nothing_leaked(engine)
+        assert runner.num_ahead > 0
 
     run(main())
 

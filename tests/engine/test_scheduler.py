@@ -95,6 +95,7 @@ def play(history: History, events: list[tuple]) -> None:  # type: ignore[type-ar
     num_saturating_tokens=st.none() | st.integers(1, 90),
     enable_prefix_caching=st.booleans(),
     guaranteed_no_evict=st.booleans(),
+    runs_ahead=st.booleans(),
 )
 def test_random_histories(
     events: list[tuple],  # type: ignore[type-arg]
@@ -105,8 +106,10 @@ def test_random_histories(
     num_saturating_tokens: int | None,
     enable_prefix_caching: bool,
     guaranteed_no_evict: bool,
+    runs_ahead: bool,
 ) -> None:
     history = History(
+        runs_ahead=runs_ahead,
         num_blocks=num_blocks,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=num_batched_tokens,
@@ -121,11 +124,12 @@ def test_random_histories(
         assert history.scheduler.num_preemptions == 0
 
 
+@pytest.mark.parametrize("runs_ahead", [False, True])
 @pytest.mark.parametrize("seed", range(6))
-def test_adapters_come_and_go_while_requests_run(seed: int) -> None:
+def test_adapters_come_and_go_while_requests_run(seed: int, runs_ahead: bool) -> None:
     """Prompts are alike, so that any wrong hash or slot shows."""
     random = Random(seed)
-    history = History(num_blocks=9, max_num_seqs=4, max_model_len=128)
+    history = History(num_blocks=9, max_num_seqs=4, max_model_len=128, runs_ahead=runs_ahead)
     for _ in range(250):
         kind = random.choice(["arrive", "arrive", "step", "step", "step", "abort", "unload"])
         adapter = random.choice(["", "x", "y", "z"])

@@ -365,9 +365,9 @@ class TorchRunner:
         return DeviceStep.upload(arrays, block_size=self.info.block_size, device=self.device)
 
     def _feed(self, logit_rows: list[int], token_ids: Tensor) -> None:
-        """Take the token ids from the last step's results, which the host may not know yet. Nobody
-        wants this step's where there is none: the last one failed, or nothing was sampled."""
-        if self._sampled is None:
+        """Take the token ids from the last step's results, which the host may not know yet, if it
+        has any. Nobody wants this step's where the last one failed, or nothing was sampled."""
+        if self._sampled is None or max(logit_rows) < 0:
             return
         count = len(logit_rows)
         sampled = self._sampled[:count]
