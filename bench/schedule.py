@@ -28,7 +28,7 @@ from lmi_core import _native
 from lmi_core.bench.figures import percentile
 from lmi_core.engine.fair_shares import FairShares
 from lmi_core.engine.kv_memory import KvMemory
-from lmi_core.engine.loop import MAX_AHEAD_S
+from lmi_core.engine.loop import LEAD_PART, LEAD_S, MAX_AHEAD_S
 from lmi_core.engine.paged_policy import PagedPolicy
 from lmi_core.engine.policy import Plan, Queues
 from lmi_core.engine.request import GenerationRequest
@@ -174,7 +174,7 @@ class Simulation:
         """Those that came until then, as far as they got."""
         submitted: _Submitted | None = None
         while self.now_s < until_s:
-            self._arrive()
+            self._arrive(self.now_s)
             if submitted is None:
                 submitted = self._submit()
             if submitted is None:
@@ -190,8 +190,8 @@ class Simulation:
                 self.now_s += self._costs.gap_s
         return [served for served in self.served if served is not None]
 
-    def _arrive(self) -> None:
-        while self._to_come and self._to_come[0][0] <= self.now_s:
+    def _arrive(self, until_s: float) -> None:
+        while self._to_come and self._to_come[0][0] <= until_s:
             at_s, i = heapq.heappop(self._to_come)
             arrival = self._trace[i]
             before = [] if arrival.turn_of is None else self._texts.pop(arrival.turn_of)
@@ -238,15 +238,14 @@ class Simulation:
     def _submit_ahead(self, submitted: _Submitted) -> _Submitted | None:
         if not self._info.runs_ahead or submitted.seconds > MAX_AHEAD_S:
             return None
+        due_s = self.now_s + max(0.0, (1.0 - LEAD_PART) * submitted.seconds - LEAD_S)
+        self._arrive(due_s)
         ahead = self.scheduler.ahead
-        plan = ahead.plan(submitted.plan, self.now_s)
+        plan = ahead.plan(submitted.plan, due_s)
         if plan is None:
             return None
         step = next(self._steps)
         ahead.fill(plan, step)
-        if self._costs.of(list(_works(plan))) > MAX_AHEAD_S:
-            ahead.cancel(plan)
-            return None
         return _Submitted(plan, step, self._seconds(list(_works(plan))))
 
     def _seconds(self, works: list[Work]) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import time
 from collections import deque
@@ -37,8 +38,11 @@ _log = logging.getLogger(__name__)
 
 MAX_FAILURES_IN_A_ROW = 2
 MAX_AHEAD_S = 0.04
-"""Behind longer steps none is submitted ahead, nor are they: what the loop takes between two is
-little beside them, and an arrival would wait for one more."""
+"""Behind longer steps none is submitted ahead: what the loop takes between two is little beside
+them."""
+LEAD_S, LEAD_PART = 0.002, 0.1
+"""So long before a step's likely end, and such a part of it, the next one is submitted. Who comes
+until then needn't wait for one more step."""
 
 
 class Submitted(NamedTuple):
@@ -132,7 +136,7 @@ class StepLoop:
 
     async def _run_overlapped(self) -> None:
         """As the plain loop, but events of a step are handed out while the next one runs, and where
-        these don't matter, that one is submitted before the last one's tokens are known."""
+        these don't matter, that one is submitted shortly before the last one's tokens are known."""
         submitted: Submitted | None = None
         committed: Commit | None = None
         while submitted is not None or committed is not None or await self._has_work():
@@ -141,11 +145,16 @@ class StepLoop:
                 if submitted and committed:
                     gap_s = submitted.submitted_s - committed.step.finished_ns * 1e-9
                     self._costs.note_gap(gap_s, ahead=False)
-            following = None if submitted is None else self._submit_ahead(submitted)
+            following = None
+            is_due = submitted is not None and self._left_s(submitted) <= 0.0
+            if submitted is not None and is_due:
+                following = self._submit_ahead(submitted)
             if committed is not None:
                 self._deliver(committed)
                 committed = None
             if submitted is not None:
+                if not is_due and await self._is_nearly_done(submitted):
+                    following = self._submit_ahead(submitted)
                 await submitted.done
                 committed = self._commit(submitted)
             if following is not None and committed is None:
@@ -195,17 +204,13 @@ class StepLoop:
 
     def _submit_ahead(self, submitted: Submitted) -> Submitted | None:
         """Submit what follows a step in flight, if it can be known and is worth it."""
-        is_due = self._runner.info.runs_ahead and not self._is_held
-        if not is_due or not self._is_short(submitted.plan):
+        if self._is_held:
             return None
         ahead = self._scheduler.ahead
         plan = ahead.plan(submitted.plan, time.monotonic())
         if plan is None:
             return None
         self._fail_requests(plan.failures, "planning a step for the request failed")
-        if not self._is_short(plan):
-            ahead.cancel(plan)
-            return None
         step = self._next_step()
         done = asyncio.get_running_loop().create_future()
         masks: list[MissingMask] = []
@@ -223,9 +228,20 @@ class StepLoop:
         self._masks.fill(masks)
         return Submitted(plan, step, submitted_s, done)
 
-    def _is_short(self, plan: Plan) -> bool:
-        """By what steps of as many rows took."""
-        return self._costs.seconds(plan.num_tokens, ahead=True) <= MAX_AHEAD_S
+    def _left_s(self, submitted: Submitted) -> float:
+        """Until it is time for the step behind; infinite: there is to be none."""
+        took_s = self._costs.seconds(submitted.plan.num_tokens, ahead=True)
+        if took_s > MAX_AHEAD_S or not self._runner.info.runs_ahead:
+            return math.inf
+        begun_s = max(submitted.submitted_s, self._completed_s)
+        return begun_s + (1.0 - LEAD_PART) * took_s - LEAD_S - time.monotonic()
+
+    async def _is_nearly_done(self, submitted: Submitted) -> bool:
+        """Wait until it is time for the step behind; False if there is none to come."""
+        left_s = self._left_s(submitted)
+        if 0.0 < left_s < math.inf:
+            await asyncio.wait([submitted.done], timeout=left_s)
+        return left_s < math.inf and not submitted.done.done()
 
     def _submit_chain(self, plan: Plan) -> None:
         if plan.chain is not None:

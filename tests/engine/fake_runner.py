@@ -306,6 +306,8 @@ class FakeRunner(FakeModel):
         self.num_ahead = 0
         """Steps that were submitted before the last one completed."""
         self.step_s = step_s
+        self.claimed_s = 0.0
+        """What steps say that they took."""
         self.fail_step: Callable[[int], str] = lambda number: ""
         """Called with a step's number; a text fails the step with it."""
         self.fails_late = False
@@ -359,5 +361,8 @@ class FakeRunner(FakeModel):
                     step.error = failure
             except Exception as error:
                 step.error = repr(error)
+            ended_ns = time.monotonic_ns()
+            began_ns = ended_ns - int(self.claimed_s * 1e9)
+            step.set_times(submitted_ns=began_ns, started_ns=began_ns, finished_ns=ended_ns)
             number += 1
             os.eventfd_write(self.completion_fd, 1)

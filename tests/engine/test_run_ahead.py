@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from lmi_core import _native
+from lmi_core.engine import loop
 from lmi_core.engine.engine import Engine
 from lmi_core.engine.outputs import FinishReason, TokenEvent
 from lmi_core.engine.request import GenerationRequest
@@ -150,6 +151,60 @@ def test_arrivals_come_in_while_others_run_ahead() -> None:
             assert not first.done()
             assert runner.num_ahead >= engine.stats().totals.num_steps - 1
             await first
+
+    run(main())
+
+
+def test_who_comes_before_a_step_nears_its_end_is_in_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(loop, "MAX_AHEAD_S", 1e3)
+
+    async def main() -> None:
+        runner = FakeRunner(runs_ahead=True)
+        runner.claimed_s = 10.0
+        has_come, is_wanted = threading.Event(), asyncio.Event()
+        turns = asyncio.get_running_loop()
+
+        def wait(number: int) -> str:
+            if number == 5:
+                turns.call_soon_threadsafe(is_wanted.set)
+                has_come.wait(10)
+            return ""
+
+        runner.fail_step = wait
+        async with make_engine(runner) as engine:
+            first = asyncio.create_task(collect(engine, [1], PARAMS))
+            await is_wanted.wait()
+            other = asyncio.create_task(anext(engine.generate([1, 2, 3], PARAMS)))
+            await until(lambda: engine.stats().num_waiting > 0)
+            has_come.set()
+            await other
+            assert engine.stats().totals.num_steps == 7  # its own is the one behind number 5
+            await first
+
+    run(main())
+
+
+def test_a_step_is_submitted_before_the_end_of_the_last_one() -> None:
+    async def main() -> None:
+        runner = FakeRunner(runs_ahead=True, step_s=0.02)
+        runner.claimed_s = 0.01
+        async with make_engine(runner) as engine:
+            events = await collect(engine, [1, 2, 3], PARAMS)
+            assert token_ids(events) == expected_tokens([1, 2, 3], PARAMS)
+            assert runner.num_ahead > 1  # not only until it was known what steps take
+
+    run(main())
+
+
+def test_nothing_is_submitted_behind_long_steps() -> None:
+    async def main() -> None:
+        runner = FakeRunner(runs_ahead=True)
+        runner.claimed_s = 2 * loop.MAX_AHEAD_S
+        async with make_engine(runner) as engine:
+            await collect(engine, [1, 2, 3], PARAMS)
+            assert runner.num_ahead == 1  # before anything is known
 
     run(main())
 
@@ -348,7 +403,7 @@ def test_nor_does_it_when_its_request_was_aborted_before(failing: int) -> None:
     held: list[int] = []
 
     async def main() -> None:
-        loop = asyncio.get_running_loop()
+        turns = asyncio.get_running_loop()
         runner = FakeRunner(runs_ahead=True, block_size=4)
         runner.fails_late = True
         was_aborted = threading.Event()
@@ -357,14 +412,14 @@ def test_nor_does_it_when_its_request_was_aborted_before(failing: int) -> None:
             assert engine._core is not None
             num_steps = engine.stats().totals.num_steps
             if num_steps < failing or len(engine._core._loop._in_flight) < 2:
-                loop.call_soon(abort)  # until the step behind is submitted
+                turns.call_soon(abort)  # until the step behind is submitted
                 return
             engine.abort("it")
             was_aborted.set()
 
         def fail(number: int) -> str:
             if number == failing:
-                loop.call_soon_threadsafe(abort)
+                turns.call_soon_threadsafe(abort)
                 was_aborted.wait(10)
             if number == failing + 1:
                 time.sleep(0.01)  # for a loop that doesn't wait for this step
