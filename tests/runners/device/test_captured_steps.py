@@ -76,6 +76,7 @@ def test_captured_decode_steps(
     monkeypatch.setattr(decode_graphs, "NUM_MISSES", 1)
     monkeypatch.setattr(decode_graphs, "FIRST_NUM_KEYS", 32)
     monkeypatch.setattr(loop, "MAX_AHEAD_S", 1e3)
+    monkeypatch.setattr(loop, "LEAD_S", 1e3)
     wanted = [(prompt, replace(params, max_new_tokens=6)) for prompt, params in requests()[1:7]]
     assert_same(configured(variant, enforce_eager=False, overlap=overlap), wanted, monkeypatch)
     state = STATES[-1]

@@ -134,6 +134,7 @@ def test_ranks_give_the_same_bits_run_ahead_and_end_together(
 
     monkeypatch.setattr(CudaRunner, "submit_ahead", note)
     monkeypatch.setattr(loop, "MAX_AHEAD_S", 1e3)  # the emulator takes its time
+    monkeypatch.setattr(loop, "LEAD_S", 1e3)
     is_watched = EMULATOR == RACES  # where free rows of captured steps write to one block, unread
 
     async def from_python() -> list[list[TokenEvent]]:

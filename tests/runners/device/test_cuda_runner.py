@@ -212,6 +212,7 @@ def test_steps_run_ahead_of_their_tokens(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(CudaRunner, "submit_ahead", count)
     monkeypatch.setattr(loop, "MAX_AHEAD_S", 1e3)  # the emulator takes its time
+    monkeypatch.setattr(loop, "LEAD_S", 1e3)
     common = SamplingParams(ignore_eos=True, temperature=0.7, seed=5, logprobs=1)
     wanted = [
         (prompt, replace(common, max_new_tokens=count))
@@ -256,6 +257,7 @@ def test_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(CudaRunner, "submit_ahead", note)
     monkeypatch.setattr(loop, "MAX_AHEAD_S", 1e3)
+    monkeypatch.setattr(loop, "LEAD_S", 1e3)
     draft_at_random(monkeypatch, truths, VOCAB_SIZE)
     ahead = run(outcomes(configured(speculation=SPECULATION), wanted[::2]), 110)
     assert any(-1 in rows and max(rows) >= 0 for rows in followed)
@@ -369,6 +371,7 @@ def test_notices_of_steps_are_logged(
 def test_closing_while_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LMI_OPS", CPP)
     monkeypatch.setattr(loop, "MAX_AHEAD_S", 1e3)
+    monkeypatch.setattr(loop, "LEAD_S", 1e3)
     params = SamplingParams(max_new_tokens=100, ignore_eos=True)
 
     async def main() -> None:

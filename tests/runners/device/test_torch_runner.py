@@ -234,6 +234,7 @@ def test_steps_run_ahead_of_their_tokens(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(TorchRunner, "submit_ahead", count)
     monkeypatch.setattr(loop, "MAX_AHEAD_S", 1e3)  # whatever else the machine does
+    monkeypatch.setattr(loop, "LEAD_S", 1e3)
     config = config_of(cached_checkpoint("llama2"), "torch-cpu")
 
     async def generate(config: EngineConfig) -> list[list[int]]:
