@@ -1,6 +1,7 @@
 """A trace on the engine itself, beside what the simulator says of it.
 
     python -m bench.replay --trace poisson --requests 200
+    python -m bench.replay --fairness
 
 In turn, ``--rounds`` times, the 160m model's steps are timed, the trace is played by the engine in
 real time, and the steps are timed once more: batches of 1 to 32 that decode, prompts of 48 to 2048
@@ -12,6 +13,7 @@ simulator plays the trace with them; last comes the median of the rounds' ratios
 nearly the rate that the machine of the table can serve, where a tenth more of a step's time doubles
 the wait for a first token: on a machine that is slower take ``--stretch 1.5``, which has them come
 at two thirds of the rate. Wants a quiet machine: what else runs takes time from the engine alone.
+With ``--fairness`` tenants share the engine, which simulates nothing.
 """
 
 from __future__ import annotations
@@ -23,16 +25,19 @@ import os
 import random
 import statistics
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
+from uuid import uuid4
 
-from bench.checkpoints import checkpoint
-from bench.schedule import POLICIES, Served, Simulation, show, summary
+from bench.checkpoints import SHAPES, checkpoint
+from bench.schedule import POLICIES, Served, Simulation, jain, show, summary
 from bench.step_seconds import LLAMA_160M_BF16, Points, StepSeconds, Work
-from bench.traces import TRACES, Trace
+from bench.traces import TRACES, Trace, backlogged, flood, light
 from lmi_core.bench.offline import StepLog
 from lmi_core.engine.engine import Engine
+from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.settings.engine_config import EngineConfig
 
@@ -44,12 +49,15 @@ _NUM_BESIDE, _NUM_TURNS = 8, 12
 
 
 async def ask(
-    engine: Engine, prompt: Sequence[int], num_new: int, tokens_s: list[float]
+    engine: Engine, prompt: Sequence[int], num_new: int, tokens_s: list[float], tenant: str = ""
 ) -> list[int]:
     """The answer, and when its tokens came."""
     params = SamplingParams(max_new_tokens=num_new, ignore_eos=True, temperature=1.0, seed=0)
+    request = GenerationRequest(
+        request_id=uuid4().hex, prompt_token_ids=tuple(prompt), params=params, tenant=tenant
+    )
     ids = []
-    async for event in engine.generate(tuple(prompt), params):
+    async for event in engine.generate(request):
         tokens_s.append(time.monotonic())
         ids.append(event.token_id)
     return ids
@@ -132,8 +140,10 @@ async def costs_of(engine: Engine, log: StepLog, rng: random.Random) -> Timed:
     return Timed(factors, spread, *await beside_prompts(engine, log, rng, scaled))
 
 
-async def play(engine: Engine, trace: Trace, rng: random.Random) -> list[Served]:
-    """Send what comes when it comes."""
+async def play(
+    engine: Engine, trace: Trace, rng: random.Random, seconds: float | None = None
+) -> list[Served]:
+    """Send what comes when it comes; what is open after ``seconds`` is aborted."""
     info = engine.info.runner
     begun_s = time.monotonic()
     texts = [asyncio.get_running_loop().create_future() for _ in trace]
@@ -148,24 +158,52 @@ async def play(engine: Engine, trace: Trace, rng: random.Random) -> list[Served]
         await asyncio.sleep(since_s + arrival.at_s - time.monotonic())
         prompt = (before + own[i])[: info.max_model_len - arrival.num_new]
         served[i].since_s = time.monotonic()
-        answer = await ask(engine, prompt, arrival.num_new, served[i].tokens_s)
+        answer = await ask(engine, prompt, arrival.num_new, served[i].tokens_s, trace[i].tenant)
         texts[i].set_result(prompt + answer)
 
-    await asyncio.gather(*(one(i) for i in range(len(trace))))
+    tasks = [asyncio.create_task(one(i)) for i in range(len(trace))]
+    _, late = await asyncio.wait(tasks, timeout=seconds)
+    for task in late:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=seconds is not None)
     return served
+
+
+async def measure_fairness(options: argparse.Namespace) -> None:
+    """Tenants as ``bench.schedule --fairness`` has them: eight who want more than there is, and
+    seven light ones by turns alone and beside a flood."""
+    rng, seconds = random.Random(0), options.seconds
+    async with Engine(replace(config_of(options), max_queue_size=1 << 20)) as engine:
+        await ask(engine, range(4, 132), 64, [])
+        tokens: Counter[str] = Counter()
+        for each in await play(engine, backlogged(), rng, seconds):
+            tokens[each.arrival.tenant] += len(each.tokens_s)
+        print(f"backlogged: Jain's index {jain(tokens.values()):.3f} of {tokens.total()} tokens")
+        rate = 0.25 / options.stretch
+        few, many = light(seconds, rate=rate), flood(seconds, rate=40.0 / options.stretch)
+        print(" " * 24, *(f"{title:>9}" for title in summary([], 1.0)))
+        for _ in range(options.rounds):
+            for name, trace in (("light alone", few), ("beside a flood", few + many)):
+                served = await play(engine, trace, rng, seconds)
+                own = [each for each in served if each.arrival.tenant != "flood"]
+                show(name, "engine", summary(own, seconds))
+                print(f"  {sum(len(each.tokens_s) for each in own)} tokens of light tenants")
+        print(f"load {os.getloadavg()[0]:.1f}")
+
+
+def config_of(options: argparse.Namespace) -> EngineConfig:
+    num_bytes = options.kv_mb << 20
+    return EngineConfig(model=checkpoint(options.shape), dtype="bf16", kv_cache_bytes=num_bytes)
 
 
 async def measure(options: argparse.Namespace) -> None:
     log, rng = StepLog(), random.Random(0)  # no round may find another's prefixes
-    config = EngineConfig(
-        model=checkpoint("160m"), dtype="bf16", kv_cache_bytes=options.kv_mb << 20
-    )
     trace = [
         replace(arrival, at_s=arrival.at_s * options.stretch)
         for arrival in TRACES[options.trace](options.requests)
     ]
     ratios: dict[str, list[float]] = {}
-    async with Engine(config, observer=log) as engine:
+    async with Engine(config_of(options), observer=log) as engine:
         print(" " * 24, *(f"{title:>9}" for title in summary([], 1.0)))
         for _ in range(options.rounds):
             timed = [await costs_of(engine, log, rng)]
@@ -209,7 +247,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--stretch", type=float, default=1.0)
     parser.add_argument("--kv-mb", type=int, default=2048)
-    asyncio.run(measure(parser.parse_args()))
+    parser.add_argument("--shape", choices=sorted(SHAPES), default="160m", help="with --fairness")
+    parser.add_argument("--fairness", action="store_true", help="tenants instead of a trace")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of each part of --fairness")
+    options = parser.parse_args()
+    asyncio.run(measure_fairness(options) if options.fairness else measure(options))
 
 
 if __name__ == "__main__":
