@@ -15,6 +15,7 @@ from lmi_core.engine.outputs import TokenEvent
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.engine.stats import EngineTotals
 from lmi_core.runners.device.draft_runner import TorchDraftRunner
+from lmi_core.settings.speculation_config import SpeculationConfig
 from lmi_core.structured.grammar import Grammar
 from tests.checkpoints import cached_checkpoint
 from tests.engine.draft_models import drafted_by, near_copy
@@ -42,8 +43,9 @@ def model() -> Path:
 async def generated(
     device: str, draft: Path | None, params: SamplingParams, **changes: Any
 ) -> tuple[list[tuple[int, float | None]], EngineTotals]:
-    speculation = None if draft is None else drafted_by(draft)
-    config = config_of(model(), device, speculation=speculation, **changes)
+    if draft is not None:
+        changes["speculation"] = drafted_by(draft)
+    config = config_of(model(), device, **changes)
     async with Engine(config, check_integrity=True) as engine:
         events = await collect(engine, PROMPT, params)
         await assert_nothing_leaked(engine)
@@ -72,6 +74,20 @@ def test_the_model_itself_is_always_right(device: str, changes: dict[str, Any]) 
     is_cut = params.grammar is not None  # the last drafts are behind its end
     assert num_right == most > 0 or (is_cut and 0 < most - num_right < 4)
     assert totals.num_steps <= 1 + -(-len(texts) // 5) + 1
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_what_a_grammar_forces_is_drafted(device: str) -> None:
+    skip_without(device)
+    params = replace(PARAMS, temperature=0.9, grammar=GRAMMAR, ignore_eos=False)
+    expected, _ = run(generated(device, None, params, deterministic=True))
+    speculation = SpeculationConfig()
+    texts, totals = run(
+        generated(device, None, params, deterministic=True, speculation=speculation)
+    )
+    assert texts == expected
+    assert totals.num_grammar_accepted_tokens > 0
+    assert totals.num_steps < len(texts)
 
 
 @pytest.mark.parametrize("device", DEVICES)
