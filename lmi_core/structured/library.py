@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 from collections.abc import Sequence
 
@@ -9,6 +10,7 @@ from lmi_core.errors import MissingExtraError, UserError
 from lmi_core.structured.grammar import Grammar
 from lmi_core.structured.matcher import GrammarLibrary
 from lmi_core.text.tokenizer import Tokenizer
+from lmi_core.version import llguidance_too_old
 
 EXTRA = "structured"
 
@@ -17,16 +19,26 @@ def is_installed() -> bool:
     return importlib.util.find_spec("llguidance") is not None
 
 
+def _version() -> str:
+    """Empty where its metadata is missing."""
+    try:
+        return importlib.metadata.version("llguidance")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
 def load_library(
     tokenizer: Tokenizer, *, vocab_size: int, eos_token_ids: Sequence[int]
 ) -> GrammarLibrary:
     """The library with a model's vocabulary; takes a while for a large one.
 
-    Raises MissingExtraError when it isn't installed, UserError for a model that no text of a
-    grammar could end with, or whose tokens don't have a text each.
+    Raises MissingExtraError when it isn't installed, UserError where it is too old, and for a model
+    that no text of a grammar could end with, or whose tokens don't have a text each.
     """
     if not is_installed():
         raise MissingExtraError("structured output", EXTRA)
+    if objection := llguidance_too_old(_version()):
+        raise UserError(f"structured output: {objection}", field="grammar")
     if not eos_token_ids:
         raise UserError(
             "structured output needs a model with an end-of-sequence id; name it in "

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +17,7 @@ from lmi_core.structured.grammar import Grammar
 from lmi_core.structured.library import load_library
 from lmi_core.structured.matcher import CompiledGrammar
 from lmi_core.text.tokenizer import Tokenizer
+from lmi_core.version import LEAST_LLGUIDANCE
 from tests.engine.harness import byte_tokenizer, run
 from tests.text.tokenizers_for_tests import word_piece
 
@@ -110,3 +113,15 @@ def test_a_tokenizer_whose_tokens_have_no_text_of_their_own_is_refused() -> None
     tokenizer = Tokenizer(word_piece(), {})
     with pytest.raises(UserError, match="stand for bytes"):
         load_library(tokenizer, vocab_size=tokenizer.num_tokens, eos_token_ids=[1])
+
+
+def test_a_library_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library_module, "_version", lambda: "1.6.1")
+    refused = r"llguidance 1\.6\.1 here is older than 1\.8.*pip install --upgrade 'lmi-core\[struct"
+    with pytest.raises(UserError, match=refused):
+        load_library(byte_tokenizer(), vocab_size=256, eos_token_ids=[0])
+
+
+def test_the_extra_wants_the_library_that_is_checked() -> None:
+    extras = tomllib.loads(Path("pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert extras["structured"] == [f"llguidance>={'.'.join(map(str, LEAST_LLGUIDANCE))},<2"]
