@@ -31,6 +31,7 @@ from lmi_core.ops.kernels import select
 from lmi_core.runners.device.cuda_runner import CudaRunner
 from lmi_core.runners.device.decode_graphs import GRAPH_BYTES
 from lmi_core.runners.device.device_runner import make_runner
+from lmi_core.runners.device.torch_runner import TorchRunner
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.text.tokenizer import Tokenizer
 
@@ -57,13 +58,9 @@ async def generate(engine: Engine, num_prompt: int, num_new: int, vocab_size: in
         pass
 
 
-def open_engine(
-    arguments: Any,
-    log: StepLog,
-    tokenizer: Tokenizer,
-    eos_token_ids: tuple[int, ...] = (),
-    **changes: Any,
-) -> Engine:
+def open_runner(
+    arguments: Any, **changes: Any
+) -> tuple[EngineConfig, CudaRunner | TorchRunner]:
     """Random weights of ``arguments.shape`` on ``arguments.device``; ``LMI_OPS`` is followed."""
     shape = GPU_SHAPES[arguments.shape]
     is_cuda = arguments.device == "cuda"
@@ -80,7 +77,18 @@ def open_engine(
     )
     chosen = select.select_for(device.type, is_deterministic=config.deterministic)
     model = random_model(shape, device, config.quantize)
-    runner = make_runner(config, model, device, chosen)
+    return config, make_runner(config, model, device, chosen)
+
+
+def open_engine(
+    arguments: Any,
+    log: StepLog,
+    tokenizer: Tokenizer,
+    eos_token_ids: tuple[int, ...] = (),
+    **changes: Any,
+) -> Engine:
+    """An engine of ``open_runner``'s."""
+    config, runner = open_runner(arguments, **changes)
     return Engine(
         config, runner=runner, tokenizer=tokenizer, eos_token_ids=eos_token_ids, observer=log
     )
@@ -93,21 +101,18 @@ async def measure(arguments: Any) -> list[dict[str, Any]]:
     context, prefill, batches, num_new = (
         (16, 32, (1, 2), 24) if arguments.tiny else (CONTEXT, 2048, (1, 16, 64, 256), 96)
     )
-    engine = open_engine(
+    config, runner = open_runner(
         arguments,
-        log,
-        placeholder_tokenizer(),
         quantize=arguments.quantize,
         kv_dtype=arguments.kv_dtype,
         deterministic=arguments.deterministic,
         max_model_len=2 * max(prefill, context + num_new),
         max_num_seqs=max(batches),
     )
+    engine = Engine(config, runner=runner, tokenizer=placeholder_tokenizer(), observer=log)
     async with engine:
         print(engine.info.runner, flush=True)
-        kept_before = 0
-        if arguments.device == "cuda":
-            kept_before = bytes_beyond_allocator(torch.device("cuda", arguments.index))
+        kept_before = bytes_beyond_allocator(runner.device)
         for num_prompt, steps in ((prefill, 1), (context, num_new)):  # compiles and captures
             await generate(engine, num_prompt, steps, shape.vocab_size)
         seconds = [await prefill_s(engine, prefill, shape.vocab_size) for _ in range(3)]
@@ -124,20 +129,20 @@ async def measure(arguments: Any) -> list[dict[str, Any]]:
             )
             rows.append(row)
             write(arguments.json, rows)
-        if arguments.device == "cuda":
-            rows.append(attempt("graphs", lambda: graph_row(engine, kept_before)))
+        rows.append(attempt("graphs", lambda: graph_row(runner, kept_before)))
     return rows
 
 
 def bytes_beyond_allocator(device: torch.device) -> int:
-    """Of a GPU: other processes' memory, and what the driver keeps for this one."""
+    """Of a GPU: other processes' memory, and what the driver keeps for this one; else none."""
+    if device.type != "cuda":
+        return 0
     free_bytes, total_bytes = torch.cuda.mem_get_info(device)
     return total_bytes - free_bytes - torch.cuda.memory_reserved(device)
 
 
-def graph_row(engine: Engine, kept_before: int) -> dict[str, Any]:
+def graph_row(runner: CudaRunner | TorchRunner, kept_before: int) -> dict[str, Any]:
     """What the driver keeps of a graph, beside ``decode_graphs.GRAPH_BYTES``, which is assumed."""
-    runner: Any = engine._runner
     if isinstance(runner, CudaRunner):
         count = runner._steps.list.state().num_captured
     else:

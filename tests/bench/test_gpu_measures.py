@@ -321,8 +321,9 @@ def test_the_engine_is_measured(tmp_path: Path, changes: dict[str, object]) -> N
     (tmp_path / "roofs.json").write_text(
         json.dumps({"copy_gb_per_s": 10.0, "read_gb_per_s": 5.0, "bf16_tflops": 0.01})
     )
-    asyncio.run(engine.measure(settings(path, **changes)))
-    rows = json.loads(path.read_text())
+    *rows, graphs = asyncio.run(engine.measure(settings(path, **changes)))
+    assert graphs["assumed_mib"] > 0 == graphs["mib_each"]
+    assert rows == json.loads(path.read_text())
     assert [row["what"] for row in rows] == ["prefill 32", "decode batch 1", "decode batch 2"]
     assert all(row["tokens_per_s"] > 0 for row in rows), rows
     assert rows[2]["num_steps"] >= 20
