@@ -197,13 +197,15 @@ def _ops() -> list[Finding]:
 
 
 def _cuda_kernels() -> Finding:
-    """Without torch; a library that can't be used is in nobody's way until it is asked for."""
-    from lmi_core.ops.kernels import library_file
+    """A library that can't be used is in nobody's way until it is asked for."""
+    from lmi_core.ops.kernels import library_file, select
 
     path = library_file.find()
-    text = library_file.missing() if path is None else library_file.describe(path)
-    unproven = "not used unless LMI_OPS=native: they have not run on hardware yet"
-    return Finding("CUDA kernels", f"{text}; {unproven}")
+    if path is None:
+        return Finding("CUDA kernels", library_file.missing())
+    reason = select.why_not_native("cuda")
+    use = f"not used unless LMI_OPS=native: {reason}" if reason else "used"
+    return Finding("CUDA kernels", f"{library_file.describe(path)}; {use}")
 
 
 def _packages() -> list[Finding]:

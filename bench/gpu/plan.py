@@ -91,7 +91,7 @@ class Plan:
         costs = [self._engine(SMALL, name, "", "", *options) for name, options in COSTS.items()]
         launches = {
             "native": ("native", "0"),
-            "default": ("", "0"),
+            "triton": ("triton", "0"),
             "native-dependent": ("native", "1"),
             "native-python": ("native,launch:torch", "0"),
         }
@@ -181,7 +181,7 @@ class Plan:
                 ),
                 limit_s=25,
             ),
-            replace(engine(LARGE, "default", "", "what users get: Triton and torch"), limit_s=35),
+            replace(engine(LARGE, "triton", "triton", "the same by Triton and torch"), limit_s=35),
             replace(
                 engine(LARGE, "int4", "native", "int4 weights beside bf16", "--quantize", "int4"),
                 limit_s=25,
@@ -193,10 +193,10 @@ class Plan:
         kinds = "requests that come and go: sampling, adapters, grammars"
         loads = [
             replace(
-                self._measure("turnover", f"turnover-{name}", 25, "--shape", SMALL, ops=ops),
+                self._measure("turnover", f"turnover-{name}", 25, "--shape", SMALL, ops=name),
                 tells=f"{kinds}, {named}",
             )
-            for name, ops, named in (("native", "native", "native"), ("default", "", "by default"))
+            for name, named in (("native", "native"), ("triton", "by Triton and torch"))
         ]
         profile = self._measure("profile", "profile", 35, "--shape", LARGE)
         second = self._measure(
@@ -263,11 +263,14 @@ class Plan:
             command.append("tests/ops/test_select.py")
         elif "bench.gpu.tests" not in command and command[1:2] == ["-m"]:
             command += ["--device", "cpu", "--tiny"]
+        environment = {**stage.environment, **emulator}
+        if environment.get("LMI_OPS") == "triton":
+            environment["LMI_OPS"] = ""  # it has no emulator of a GPU
         return replace(
             stage,
             command=tuple(command),
             limit_s=DRY_PATIENCE * stage.limit_s,
-            environment={**stage.environment, **emulator},
+            environment=environment,
         )
 
 

@@ -103,9 +103,9 @@ async def measure(arguments: Any, ops: str) -> dict[str, Any]:
 def main() -> None:
     arguments = parse(__doc__, shape={"choices": sorted(GPU_SHAPES), "default": "llama3-8b"})
     rows = []
-    for name, ops in (("native", "native"), ("default", "")):
-        if arguments.device == "cpu" and ops:
-            continue  # torch sees its own calls alone
+    # On the CPU torch sees its own calls alone.
+    for ops in ("native", "triton") if arguments.device == "cuda" else ("",):
+        name = ops or "torch"
         rows.append(attempt(name, lambda ops=ops: asyncio.run(measure(arguments, ops))))
         write(arguments.json, rows)
 

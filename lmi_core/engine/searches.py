@@ -89,8 +89,9 @@ def _num_state_blocks(info: RunnerInfo, max_len: int) -> int:
     if not info.num_state_columns:
         raise UserError(
             "penalty_alpha asks for contrastive search, whose hidden states neither Transformers "
-            "gives nor steps that C++ launches on GPUs (LMI_OPS=native), and the model runs on "
-            f"{info.kernels or info.device}: leave it out",
+            "gives nor steps that C++ launches on GPUs, and the model runs on "
+            f"{info.kernels or info.device}: leave it out, or start with decoding_strategy="
+            "contrastive or LMI_OPS=launch:torch",
             field="penalty_alpha",
         )
     num_bytes = HiddenStates.num_bytes(max_len, info.num_state_columns)

@@ -124,6 +124,8 @@ class EngineConfig:
     contrastive_states: StatesOf = "embedding"
     """Which hidden states contrastive search compares: what the first layer reads, as LMI does, or
     what the last one gives, as Transformers did."""
+    gives_states: bool = False
+    """Hidden states are wanted of any step: on GPUs, Python launches all of them."""
     waiting_steps: int = 0
     """Steps after an admission in which nobody else is admitted, as long as anything runs."""
     gpu_memory_utilization: float = 0.9

@@ -125,14 +125,14 @@ def test_all_stages_fit_into_the_time_and_tell_something(tmp_path: Path, is_dry:
     assert len(set(names)) == len(names)
     assert all(stage.tells for stage in planned)
     wanted = ["baseline", "smoke", "kernels", "captured_steps", "engine-llama3-8b-native",
-              "engine-llama3-8b-native-dependent", "engine-llama3-8b-default",
+              "engine-llama3-8b-native-dependent", "engine-llama3-8b-triton",
               "engine-llama3-8b-int4", "profile", "tests", "ready"]  # fmt: skip
     assert [name for name in names if name in wanted] == wanted
     assert names[-1] == "ready"
     named = {stage.name: stage for stage in planned}
     native = named["engine-llama3-8b-native-dependent"].environment
     assert (native["LMI_OPS"], native["LMI_CUDA_DEPENDENT_LAUNCH"]) == ("native", "1")
-    assert named["engine-llama3-8b-default"].environment["LMI_OPS"] == ""
+    assert named["engine-llama3-8b-triton"].environment["LMI_OPS"] == "triton"
     assert ("near-zero" in named["profile"].command) == is_dry
     assert ("LMI_CUDA_LIBRARY" in named["smoke"].environment) == is_dry
     assert os.access(Path(suite.__file__).parents[1] / "gpu_suite.sh", os.X_OK)

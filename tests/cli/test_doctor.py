@@ -60,7 +60,12 @@ def test_a_machine_with_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     assert texts["GPU 1"] == "NVIDIA L4, sm_89, 23034 MiB"
     assert texts["GPU sample"] == "torch: there is no Triton kernel"
     assert texts["GPU attention"].partition(":")[0] in ("triton", "torch")
-    assert "not used unless LMI_OPS=native" in texts["CUDA kernels"]
+    assert texts["CUDA kernels"].startswith("the wheel lmi-cuda is not installed")
+    library = tmp_path / "library.so"
+    library.touch()
+    monkeypatch.setenv("LMI_CUDA_LIBRARY", str(library))
+    monkeypatch.setattr("lmi_core.ops.kernels.select.why_not_native", lambda device: "it is new")
+    assert doctor._cuda_kernels().text.endswith("; not used unless LMI_OPS=native: it is new")
     monkeypatch.setenv("LMI_OPS", "torch")
     texts = {finding.topic: finding.text for finding in doctor.examine()}
     assert texts["GPU attention"] == "torch: LMI_OPS asks for it"

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import importlib.util
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,21 +26,21 @@ def test_no_triton_without_a_gpu_unless_forced() -> None:
 
 
 def test_triton_is_preferred_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(select, "_has_triton", lambda: True)
     chosen = select.select("cuda", "rms_norm:torch")
     assert chosen["attention"] == "triton"
     assert chosen["rms_norm"] == chosen["sample"] == "torch"
 
 
 def test_triton_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(select, "_has_triton", lambda: False)
     assert set(select.select("cuda", "").values()) == {"torch"}
     with pytest.raises(UserError, match="Triton, which is not installed"):
         select.select("cuda", "attention:triton")
 
 
 def test_triton_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(select, "_has_triton", lambda: True)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(UserError, match="set TRITON_INTERPRET=1"):
         select.select("cpu", "triton")
@@ -132,14 +131,14 @@ def test_dependent_launches_are_asked_for(
 
 
 def test_why_an_op_runs_where_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(select, "_has_triton", lambda: True)
     monkeypatch.setenv("LMI_OPS", "rms_norm:torch")
     chosen = select.select("cuda")
     why = select.reasons(chosen)
     assert (chosen["rms_norm"], why["rms_norm"]) == ("torch", "LMI_OPS asks for it")
     assert (chosen["attention"], why["attention"]) == ("triton", "Triton is installed")
     assert (chosen["sample"], why["sample"]) == ("torch", "there is no Triton kernel")
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(select, "_has_triton", lambda: False)
     assert select.reasons(select.select("cuda"))["attention"] == "Triton is not installed"
     monkeypatch.setenv("LMI_OPS", "attention:native")
     fallen_back = {**chosen, "attention": "triton"}
@@ -148,7 +147,7 @@ def test_why_an_op_runs_where_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_runs_for_any_company(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(select, "_has_triton", lambda: True)
     monkeypatch.delenv("LMI_OPS", raising=False)
     chosen = select.select_invariant("cuda")
     assert {op for op, name in chosen.items() if name == "invariant"} == {
@@ -162,7 +161,7 @@ def test_what_runs_for_any_company(monkeypatch: pytest.MonkeyPatch) -> None:
     assert chosen["rms_norm"] == "triton"
     assert chosen["sample"] == "by row"
     assert set(select.select_invariant("cuda", "torch").values()) == {"by row"}
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(select, "_has_triton", lambda: False)
     assert set(select.select_invariant("cuda").values()) == {"by row"}
     for forced in ("triton", "native", "rms_norm:torch", "torch,attention:triton"):
         with pytest.raises(UserError, match="LMI_OPS"):
@@ -185,7 +184,34 @@ def test_native_kernels_that_the_device_cannot_run(
     use_cuda_kernels(torch_device("cpu"), monkeypatch)
     chosen = select.select("cuda", "torch,rms_norm:native")
     assert chosen["rms_norm"] in ("triton", "torch")
-    assert f"rms_norm runs in {chosen['rms_norm']}, not in the CUDA kernel" in caplog.text
+    assert f"but {chosen['rms_norm']}: rms_norm" in caplog.text
+    select.select("cuda", "native")
+    assert len(caplog.messages) == 2, "once for all ops"
+
+
+def test_native_kernels_run_unasked_where_they_are_proven(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch", exc_type=ImportError)
+    from lmi_core.ops.kernels.cuda import library
+    from tests.ops.cuda_kernels import use_cuda_kernels
+
+    assert "the wheel lmi-cuda is not installed" in str(select.why_not_native("cuda"))
+    use_cuda_kernels(torch_device("cpu"), monkeypatch)
+    assert "finds no GPU" in str(select.why_not_native("cuda"))
+    capability = [9, 0]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: tuple(capability))
+    monkeypatch.setattr(library.Library, "unusable_because", lambda *_: None)
+    assert set(select.select("cuda", "").values()) == {"native"}
+    chosen = select.select("cuda", "rms_norm:torch,launch:torch")
+    assert (chosen["rms_norm"], chosen["attention"]) == ("torch", "native")
+    assert select.LAUNCH not in chosen
+    assert "native" not in select.select("cuda", "torch").values()
+    capability[0] = 10
+    assert "proven on compute capability 9.0, and this GPU has 10.0" in str(
+        select.why_not_native("cuda")
+    )
+    assert "native" not in select.select("cuda", "").values()
+    assert select.select("cuda", "attention:native")["attention"] == "native"
 
 
 def test_description() -> None:

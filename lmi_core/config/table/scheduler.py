@@ -20,11 +20,12 @@ OPTIONS = (
                 test="tests/cli/test_options.py::test_defaults_of_requests_and_the_chat_template",
                 by_value={
                     "contrastive": honoured(
-                        None,
+                        "gives_states",
                         "of the same requests; unlike LMI, with the top_k and penalty_alpha that "
                         "they say",
                         test="tests/server/dialects/lmi/test_strategies.py::test_contrastive_search",
                         capability="request.contrastive",
+                        convert={"contrastive": True},
                     )
                 },
             ),

@@ -164,7 +164,7 @@ def settle_keys(
             _quantise_as_trtllm(values, files, placement)
         _refuse_other_quantisations(values, files)
         if placement.device != "cpu":
-            _refuse_by_ops(values, environ, problems)
+            _check_ops(environ, problems)
 
 
 def _ignore_for_device(values: Values, placement: Placement, problems: Problems) -> None:
@@ -206,21 +206,14 @@ def _refuse_other_quantisations(values: Values, files: ModelFiles) -> None:
         values.refused[key] = problem
 
 
-def _refuse_by_ops(values: Values, environ: Mapping[str, str], problems: Problems) -> None:
-    """Note what the lmi engine on a torch device can't run with, by LMI_OPS."""
-    from lmi_core.ops.kernels.select import VARIABLE, asks_cpp
+def _check_ops(environ: Mapping[str, str], problems: Problems) -> None:
+    """Note what LMI_OPS, which torch devices go by, can't say."""
+    from lmi_core.ops.kernels.select import VARIABLE, check
 
-    key, forced = "option.decoding_strategy", environ.get(VARIABLE, "")
     try:
-        has_no_states = asks_cpp(forced)
+        check(environ.get(VARIABLE, ""))
     except UserError as error:
         problems.error("", str(error))
-        return
-    if has_no_states and values.get(key) == "contrastive":
-        values.refused[key] = (
-            f"steps that C++ launches ({VARIABLE}={forced}) give no hidden states for contrastive "
-            f"search: write greedy or sample, or leave {VARIABLE} unset"
-        )
 
 
 def _conflict(first: Value, second: Value, field: str, backend: str, problems: Problems) -> None:

@@ -1,8 +1,8 @@
 """Which implementation of each op runs on a torch device.
 
 ``LMI_OPS`` forces one, for all ops or per op: ``LMI_OPS=torch``, ``LMI_OPS=attention:triton``,
-``LMI_OPS=torch,attention:triton``. ``native`` are the CUDA kernels of csrc/cuda, which run only
-where they are asked for. ``flash`` is the flash-attn package, for prefills; unasked it runs where
+``LMI_OPS=torch,attention:triton``. ``native`` are the CUDA kernels of csrc/cuda, which run unasked
+on GPUs that they are proven on (``PROVEN``). ``flash`` is the flash-attn package, for prefills; unasked it runs where
 it is allowed and measured faster (flash_choice.py). The CPU engine's own kernels are not chosen
 here.
 
@@ -22,6 +22,7 @@ from functools import partial
 from typing import Any
 
 from lmi_core.errors import MissingExtraError, UserError
+from lmi_core.ops.kernels import library_file
 
 _log = logging.getLogger(__name__)
 
@@ -62,8 +63,9 @@ _FILES = {
 }
 """In which each package has an op, where that isn't called as the op is."""
 LAUNCH = "launch"
-_IN_DECODERS = ("attention", "sample")
-"""Ops that all models which generate have."""
+PROVEN = ((9, 0),)
+"""Compute capabilities of GPUs on which the native kernels run unasked. On an H100 they ran once:
+all comparisons of ops, memcheck and the step list's runner passed."""
 _MODULES = {
     "flash": "lmi_core.ops.kernels.flash",
     "native": "lmi_core.ops.kernels.cuda.{file}",
@@ -119,14 +121,20 @@ class Kernels:
 def select(device_type: str, forced: str | None = None) -> dict[str, str]:
     """Op -> implementation for a torch device; ``forced`` None: what ``LMI_OPS`` says.
 
-    A name without an op applies to every op that has it; the others keep the best they have.
-    Without a GPU, Triton is used only where forced. Raises UserError for unknown names, for what an
-    op, named, doesn't have, for Triton where it can't run, and for native kernels that aren't
-    built. Where the device can't run native kernels, the next best runs, and the log says so.
+    A name without an op applies to every op that has it; the others keep the best they have but
+    native kernels, which run unasked only where there is no such name. Without a GPU, Triton is
+    used only where forced. Raises UserError for unknown names, for what an op, named, doesn't have,
+    for Triton where it can't run, and for native kernels that are asked for and aren't built. Where
+    the device can't run native kernels, the next best runs, and the log says so.
     """
-    chosen = {op: usable(op, device_type)[0] for op in IMPLEMENTATIONS}
+    forced = os.environ.get(VARIABLE, "") if forced is None else forced
     asked = _asked(forced)
-    if asked.pop(LAUNCH, "torch") == "native":
+    chosen = {op: usable(op, device_type)[0] for op in IMPLEMENTATIONS}
+    launch = "torch"
+    if not names_all(forced) and why_not_native(device_type) is None:
+        launch = "native"
+        chosen |= {op: "native" for op, names in IMPLEMENTATIONS.items() if "native" in names}
+    if asked.pop(LAUNCH, launch) == "native":
         chosen[LAUNCH] = "native"
     chosen |= asked
     if "triton" in chosen.values():
@@ -164,11 +172,39 @@ def _asked(forced: str | None) -> dict[str, str]:
     return asked
 
 
-def asks_cpp(forced: str) -> bool:
-    """Whether ``forced``, as ``LMI_OPS``, has C++ launch the steps of models all of whose ops have
-    native kernels. UserError as ``select``, of which this takes no torch."""
-    asked = _asked(forced)
-    return all(asked.get(name) == "native" for name in (LAUNCH, *_IN_DECODERS))
+def names_all(forced: str) -> bool:
+    """Whether ``forced``, as ``LMI_OPS``, has a name without an op."""
+    return any(item.strip() in _KNOWN for item in forced.split(","))
+
+
+def check(forced: str) -> None:
+    """UserError for what ``LMI_OPS`` can't say; without torch."""
+    _asked(forced)
+
+
+def why_not_native(device_type: str) -> str | None:
+    """Why native kernels don't run there unasked; None: they do."""
+    if device_type != "cuda":
+        return "they run on CUDA devices"
+    if library_file.find() is None:
+        return library_file.missing()
+    if importlib.util.find_spec("torch") is None:
+        return "torch is not installed"
+    import torch
+
+    if not torch.cuda.is_available():
+        return f"torch {torch.__version__} finds no GPU"
+    capability = torch.cuda.get_device_capability()
+    if capability not in PROVEN:
+        proven = ", ".join(f"{major}.{minor}" for major, minor in PROVEN)
+        own = ".".join(map(str, capability))
+        return f"they are proven on compute capability {proven}, and this GPU has {own}"
+    from lmi_core.ops.kernels.cuda import library
+
+    try:
+        return library.load().unusable_because(device_type)
+    except UserError as error:
+        return str(error)
 
 
 def select_for(device_type: str, *, is_deterministic: bool) -> dict[str, str]:
@@ -208,7 +244,7 @@ def by_row(reason: str) -> dict[str, str]:
 
 
 def usable(op: str, device_type: str) -> list[str]:
-    """The implementations of ``op`` that run there without being asked for, the best first."""
+    """The implementations of ``op`` but native ones that run there unasked, the best first."""
     can_triton = device_type == "cuda" and _has_triton()
     return [
         name for name in IMPLEMENTATIONS[op] if name == "torch" or (name == "triton" and can_triton)
@@ -247,6 +283,8 @@ def reasons(chosen: Mapping[str, str]) -> dict[str, str]:
 def _reason(op: str, name: str, asked: str | None) -> str:
     if name == asked:
         return f"{VARIABLE} asks for it"
+    if name == "native":
+        return "the CUDA kernels are proven on this GPU"
     if asked is not None:
         return f"{VARIABLE} asks for {asked}, which can't run here"
     if "triton" not in IMPLEMENTATIONS[op]:
@@ -283,9 +321,9 @@ def _check_native(device_type: str, chosen: dict[str, str]) -> None:
         kernels.choose_launches()
         return
     chosen.pop(LAUNCH, None)
-    for op in [op for op, name in chosen.items() if name == "native"]:
-        chosen[op] = usable(op, device_type)[0]
-        _log.warning("%s runs in %s, not in the CUDA kernel: %s", op, chosen[op], reason)
+    others = {op: usable(op, device_type)[0] for op, name in chosen.items() if name == "native"}
+    chosen.update(others)
+    _log.warning("no CUDA kernels run (%s), but %s", reason, describe(others))
 
 
 def _check_flash(device_type: str) -> None:

@@ -47,7 +47,7 @@ def load_device_runner(
     config = asked if isinstance(asked, EngineConfig) else asked.asked
     device = find_device(config)
     chosen = select.select_for(device.type, is_deterministic=config.deterministic)
-    _log.info("ops on %s: %s%s", device, select.describe(chosen), _unused(chosen))
+    _log.info("ops on %s: %s%s", device, select.describe(chosen), _unused(chosen, device))
     memory = memory_of(device)
     found = find_model(asked) if isinstance(asked, EngineConfig) else asked
     others_bytes = 0 if memory is None else memory.allocated_bytes()
@@ -105,10 +105,12 @@ def _check_num_gpus(degree: int) -> None:
         )
 
 
-def _unused(chosen: Mapping[str, str]) -> str:
+def _unused(chosen: Mapping[str, str], device: torch.device) -> str:
+    """Why the CUDA kernels don't run, where they might."""
     if "native" in chosen.values():
         return ""
-    return f"; CUDA kernels where {select.VARIABLE}=native asks: they have not run on hardware yet"
+    reason = select.why_not_native(device.type)
+    return f"; CUDA kernels where {select.VARIABLE}=native asks: {reason}" if reason else ""
 
 
 def make_runner(
@@ -121,10 +123,12 @@ def make_runner(
     drafting: Drafting | None = None,
 ) -> TorchRunner | CudaRunner:
     """C++ launches the steps where that was chosen and every op of the model has a native kernel,
-    and no model drafts for it; else Python does, and the log says why. ``others_bytes`` were
+    no model drafts for it, and nobody wants its hidden states; else Python does, and the log says why. ``others_bytes`` were
     allocated before the weights."""
     if chosen.get(select.LAUNCH) == "native":
         try:
+            if config.gives_states:
+                raise NotNativeError("sample", "contrastive search reads hidden states")
             if drafting is not None:
                 raise NotNativeError("take_tokens", "chains of drafts are launched there")
             return CudaRunner(config, model, device, chosen, others_bytes, ranks)
