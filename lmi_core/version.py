@@ -18,8 +18,10 @@ def torch_too_old(version: str) -> str:
 
 
 def llguidance_too_old(version: str) -> str:
-    """The objection to a llguidance older than LEAST_LLGUIDANCE; empty where it isn't."""
-    return _too_old("llguidance", version, LEAST_LLGUIDANCE, "structured output works", "structured")
+    """The same of llguidance and LEAST_LLGUIDANCE."""
+    return _too_old(
+        "llguidance", version, LEAST_LLGUIDANCE, "structured output works", "structured"
+    )
 
 
 def _too_old(name: str, version: str, least: tuple[int, int], works: str, extra: str) -> str:

@@ -58,9 +58,7 @@ async def generate(engine: Engine, num_prompt: int, num_new: int, vocab_size: in
         pass
 
 
-def open_runner(
-    arguments: Any, **changes: Any
-) -> tuple[EngineConfig, CudaRunner | TorchRunner]:
+def open_runner(arguments: Any, **changes: Any) -> tuple[EngineConfig, CudaRunner | TorchRunner]:
     """Random weights of ``arguments.shape`` on ``arguments.device``; ``LMI_OPS`` is followed."""
     shape = GPU_SHAPES[arguments.shape]
     is_cuda = arguments.device == "cuda"

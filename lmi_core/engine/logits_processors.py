@@ -84,8 +84,8 @@ class LogitsProcessors:
         for name in self.names:
             if name in _SCALED_OR_CUT:
                 raise UserError(
-                    f"{name} is not among what the CUDA kernels that C++ launches sample by: leave it "
-                    "out, or start with LMI_OPS=launch:torch",
+                    f"{name} is not among what the CUDA kernels that C++ launches sample by: leave "
+                    "it out, or start with LMI_OPS=launch:torch",
                     field=name,
                 )
 

@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import pytest
-
-from lmi_core.config.table.option import Outcome
 from lmi_core.engine.engine import Engine
 from lmi_core.engine.sampling_params import SamplingParams
 from tests.engine.harness import collect, token_ids
@@ -24,26 +21,11 @@ def test_states_that_contrastive_search_compares(configured: Any) -> None:
     assert both[0] != both[1]
 
 
-@pytest.mark.parametrize(
-    ("device", "ops", "outcome"),
-    [
-        ("cpu", "native", Outcome.HONOURED),
-        ("torch-cpu", "", Outcome.HONOURED),
-        ("torch-cpu", "native", Outcome.REFUSED),
-        ("torch-cpu", "torch, native", Outcome.REFUSED),
-        ("torch-cpu", "attention:native,sample:native,launch:native", Outcome.REFUSED),
-        ("torch-cpu", "native,launch:torch", Outcome.HONOURED),
-        ("torch-cpu", "linear:native", Outcome.HONOURED),
-    ],
-)
-def test_steps_that_give_no_states_refuse_contrastive_search(
-    model_dir: Any, explained: Any, device: str, ops: str, outcome: Outcome
-) -> None:
-    written = f"option.decoding_strategy=contrastive\noption.device={device}\n"
-    report = explained(model_dir(written), "--prefer-native", environ={"LMI_OPS": ops})
-    row = next(row for row in report.rows[0] if row.key == "option.decoding_strategy")
-    assert row.outcome is outcome
-    assert ("hidden states" in row.text) is (outcome is Outcome.REFUSED)
+def test_contrastive_search_by_default_wants_steps_that_give_states(configured: Any) -> None:
+    """On GPUs Python launches those (tests/runners/device/test_cuda_runner.py)."""
+    for strategy in ("contrastive", "sample"):
+        config = configured(f"option.decoding_strategy={strategy}\n")
+        assert config.gives_states == (strategy == "contrastive")
 
 
 def test_ops_that_nothing_has_are_said(model_dir: Any, explained: Any) -> None:

@@ -2,9 +2,9 @@
 
 ``LMI_OPS`` forces one, for all ops or per op: ``LMI_OPS=torch``, ``LMI_OPS=attention:triton``,
 ``LMI_OPS=torch,attention:triton``. ``native`` are the CUDA kernels of csrc/cuda, which run unasked
-on GPUs that they are proven on (``PROVEN``). ``flash`` is the flash-attn package, for prefills; unasked it runs where
-it is allowed and measured faster (flash_choice.py). The CPU engine's own kernels are not chosen
-here.
+on GPUs that they are proven on (``PROVEN``). ``flash`` is the flash-attn package, for prefills;
+unasked it runs where it is allowed and measured faster (flash_choice.py). The CPU engine's own
+kernels are not chosen here.
 
 ``launch`` is no op, but may be named like one: who launches the kernels, C++ (``native``, which
 goes with all ops' being native) or Python.

@@ -123,8 +123,8 @@ def make_runner(
     drafting: Drafting | None = None,
 ) -> TorchRunner | CudaRunner:
     """C++ launches the steps where that was chosen and every op of the model has a native kernel,
-    no model drafts for it, and nobody wants its hidden states; else Python does, and the log says why. ``others_bytes`` were
-    allocated before the weights."""
+    no model drafts for it, and nobody wants its hidden states; else Python does, and the log says
+    why. ``others_bytes`` were allocated before the weights."""
     if chosen.get(select.LAUNCH) == "native":
         try:
             if config.gives_states:

@@ -138,6 +138,8 @@ def test_the_runner_says_who_launches(
     assert "launched from Python" not in caplog.text
     assert "launch" not in run(kernels(dtype="fp32"))
     assert "op by op, because of linear: the CUDA kernel has no float32 rows" in caplog.text
+    assert "launch" not in run(kernels(gives_states=True))
+    assert "because of sample: contrastive search reads hidden states" in caplog.text
     monkeypatch.setenv("LMI_OPS", "native,rms_norm:torch")
     assert "launch" not in run(kernels())
     assert "because of rms_norm: it runs in torch" in caplog.text
