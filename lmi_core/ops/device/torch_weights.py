@@ -15,6 +15,7 @@ from lmi_core import _native
 from lmi_core.ops.device.fp8_panels import Fp8Rows, pack_fp8, quantize_fp8
 from lmi_core.ops.device.packed_weight import PackedWeight
 from lmi_core.ops.device.quantized_rows import RowFormat
+from lmi_core.ops.device.staged_copies import StagedCopies
 from lmi_core.ops.graph import ExpertMatrices
 from lmi_core.weights.float_tensors import NotFiniteError
 from lmi_core.weights.formats import PackFormat, RowRounding
@@ -28,6 +29,8 @@ from lmi_core.weights.matrix import (
     row_rounding,
 )
 
+STAGED_BYTES = 1 << 20
+"""Smaller arrays are copied at once."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -63,6 +66,8 @@ class DeviceWeights:
     def __init__(self, device: torch.device, activations: Activations = "auto") -> None:
         self.device = device
         self.activations: Activations = activations
+        self._staged: StagedCopies | None = None
+        """Once there was something large to copy to a GPU."""
 
     def keeps_fp8(self, parts: Sequence[Fp8Matrix]) -> bool:
         return all(part.format == "e4m3" for part in parts)
@@ -94,7 +99,7 @@ class DeviceWeights:
         matrix = torch.empty(shape, dtype=DTYPES[format], device=self.device)
         first = 0
         for part in parts:
-            matrix[first : first + len(part)] = as_tensor(*dense([part]))
+            self._copy(*dense([part]), matrix[first : first + len(part)])
             first += len(part)
         if not matrix.isfinite().all():
             raise NotFiniteError(names)
@@ -125,9 +130,8 @@ class DeviceWeights:
         )
         if not packed.is_finite:
             raise NotFiniteError(names)
-        panels = torch.frombuffer(bytearray(packed.packed()), dtype=torch.uint8)
         return PackedWeight(
-            panels=panels.to(self.device),
+            panels=self._put(np.frombuffer(packed.packed(), np.uint8)),
             format=format,
             num_outputs=packed.num_outputs,
             num_inputs=packed.num_inputs,
@@ -138,14 +142,39 @@ class DeviceWeights:
 
     def _in_fp8(self, part: Matrix) -> Fp8Rows:
         if not isinstance(part, Fp8Matrix):
-            return quantize_fp8(as_tensor(*dense([part])).to(self.device))
-        codes, scales = as_tensor(part.codes), as_tensor(part.scales)
-        return codes.to(self.device).view(torch.float8_e4m3fn), scales.to(self.device)
+            return quantize_fp8(self._put(*dense([part])))
+        return self._put(part.codes).view(torch.float8_e4m3fn), self._put(part.scales)
+
+    def _put(self, values: npt.NDArray[np.generic]) -> Tensor:
+        """As ``as_tensor``, on the device."""
+        if not self._is_staged(values):
+            return as_tensor(values).to(self.device)
+        tensor = torch.empty(values.shape, dtype=_dtype_of(values), device=self.device)
+        self._copy(values, tensor)
+        return tensor
+
+    def _copy(self, values: npt.NDArray[np.generic], target: Tensor) -> None:
+        if not self._is_staged(values):
+            target.copy_(as_tensor(values))
+        elif _dtype_of(values) != target.dtype:
+            target.copy_(self._put(values))
+        else:
+            if self._staged is None:
+                self._staged = StagedCopies(self.device)
+            self._staged.copy(values, target)
+
+    def _is_staged(self, values: npt.NDArray[np.generic]) -> bool:
+        return self.device.type == "cuda" and values.nbytes >= STAGED_BYTES
 
 
 def _device_rounding(rounding: RowRounding) -> RowRounding:
     """int8 weights meet rows of int8 here, with 16 bits for outliers where more is asked for."""
     return "int8" if rounding == "int8" else "outliers"
+
+
+def _dtype_of(values: npt.NDArray[np.generic]) -> torch.dtype:
+    """Of ``as_tensor``."""
+    return as_tensor(values[:0]).dtype
 
 
 def as_tensor(values: npt.NDArray[np.generic]) -> Tensor:
