@@ -19,20 +19,11 @@ PANEL_OUTPUTS = 16
 HEADER_BYTES = 64
 STEP_BYTES = 64
 """Of the 16 outputs' next 8 inputs (int4) or 4."""
-MAX_PACKED_ROWS = 128
-"""More rows unpack an int4 weight into 16 bits first, for a dense product.
-
-By estimate, until the GPU suite measures it: unpacking writes and reads 4.5 bytes a weight, about
-1 ps at 4 TB/s. In that time a kernel that unpacks anew for every 64 rows, at a fifth of the tensor
-cores' rate, does some 100 rows."""
-MAX_PANEL_ROWS = {"int8": 512, "fp8": 128}
-"""More rows lay a weight's codes out as rows first, for a product by cuBLASLt.
-
-By estimate, until the GPU suite measures it: laying out moves 3 bytes a weight, 0.7 ps at 4.3 TB/s,
-and finishing sums 8 bytes a result. By cuBLASLt, with its sums finished, a row and weight take 1.8
-fs. In panels a scheduler's instructions alone take 2.0 for int8 and 3.7 for fp8, which the machine
-code of sm_90a converts to 16 bits (``make cuda-loops``); with what else a kernel waits for, 2.9 and
-5.4. So they cross at 640 and 190 rows, of tiles of 128, of which a part takes as long as all."""
+MAX_PACKED_ROWS = 256
+"""More rows unpack an int4 weight into 16 bits first, for a dense product: found on an H100
+for the CUDA kernels, and taken for Triton's."""
+MAX_PANEL_ROWS = {"int8": 64, "fp8": 64}
+"""More rows lay a weight's codes out as rows first, for a product by cuBLASLt: found on an H100."""
 MAX_UNPACKED_BYTES = 256 << 20
 """Of a weight at a time; larger ones in slices of outputs. Those of layers up to 4096 x 32768 are
 whole, and a slice is still wide enough for a product that keeps the device busy."""
