@@ -1,8 +1,10 @@
-// Which decode steps are captured, and what was: one graph per number of rows and longest context.
+// Which decode steps are captured, and what was: one graph per number of rows and longest context,
+// and another for steps with adapters.
 #pragma once
 
 #include <algorithm>
 #include <atomic>
+#include <compare>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -13,8 +15,13 @@
 
 namespace lmi::cuda {
 
-// Rows and keys.
-using StepShape = std::pair<int32_t, int32_t>;
+struct StepShape {
+  int32_t num_rows = 0;
+  int32_t num_keys = 0;
+  bool has_adapters = false;  // of some rows
+
+  auto operator<=>(const StepShape&) const = default;
+};
 
 class CapturedSteps {
  public:
@@ -35,7 +42,7 @@ class CapturedSteps {
     const auto rows = std::lower_bound(row_counts_.begin(), row_counts_.end(), num_rows);
     const auto keys = std::lower_bound(key_counts_.begin(), key_counts_.end(), longest);
     if (rows == row_counts_.end() || keys == key_counts_.end()) return false;
-    shape = {*rows, *keys};
+    shape = {*rows, *keys, step.num_adapter_runs > 0};
     return true;
   }
 

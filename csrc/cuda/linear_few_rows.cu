@@ -8,6 +8,7 @@
 #include "cuda/head_linear.cuh"
 #include "cuda/launch.cuh"
 #include "cuda/linear_experts.cuh"
+#include "cuda/lora_add.cuh"
 
 namespace lmi::cuda {
 namespace {
@@ -32,17 +33,24 @@ __device__ void prefetch_weight(const Args& args) {
   prefetch(static_cast<const T*>(args.weight) + output * args.num_inputs + input);
 }
 
+// Between rows of the weight, and of x.
+template <typename Args>
+__device__ int64_t input_stride(const Args& args) {
+  return args.num_inputs;
+}
+
 // kHasOwnRows: where rows lie, the arguments say.
 template <typename T, typename Y, bool kHasOwnRows, typename Args>
 __device__ void multiply_few_rows(const Args& args) {
   const int64_t num_inputs = args.num_inputs;
+  const int64_t stride = input_stride(args);
   const int first_output = static_cast<int>(blockIdx.x) * kOutputs;
   const int group = fragment_group(lane_id());
-  const T* low = static_cast<const T*>(args.weight) + (first_output + group) * num_inputs;
-  const T* high = low + 8 * num_inputs;
+  const T* low = static_cast<const T*>(args.weight) + (first_output + group) * stride;
+  const T* high = low + 8 * stride;
   const bool is_row = group < args.num_rows;
   const int row = is_row ? source_row<kHasOwnRows>(args, group) : 0;
-  const T* x = static_cast<const T*>(args.x) + row * num_inputs;
+  const T* x = static_cast<const T*>(args.x) + row * stride;
   const bool is_low = first_output + group < args.num_outputs;
   const bool is_high = first_output + group + 8 < args.num_outputs;
 
@@ -132,7 +140,39 @@ __global__ void __launch_bounds__(kWarps* kWarpSize)
   multiply_few_rows<T, Y, true>(own);
 }
 
+template <typename T>
+__global__ void __launch_bounds__(kWarps* kWarpSize) lora_few_rows_kernel(const LmiLoraAdd args) {
+  wait_for_earlier_kernels();
+  const LmiLoraTile tile = args.tiles[blockIdx.z];
+  if (tile.num_rows == 0) return;
+  const int number = static_cast<int>(blockIdx.y) % LMI_MAX_LORA_PARTS;
+  const int split = static_cast<int>(blockIdx.y) / LMI_MAX_LORA_PARTS;
+  const LmiLoraPart part = reinterpret_cast<const LmiLoraPart*>(
+      tile.parts)[int64_t{args.linear_id} * LMI_MAX_LORA_PARTS + number];
+  if (static_cast<int>(blockIdx.x) * kOutputs >= part.rank) return;
+  const int first_input = split * LMI_LORA_SPLIT_INPUTS;
+  LoraProduct own = {};
+  own.stride = args.num_inputs;
+  own.x = static_cast<const T*>(args.x) + int64_t{tile.first_row} * args.num_inputs + first_input;
+  own.weight = reinterpret_cast<const T*>(part.a) + first_input;
+  own.num_rows = tile.num_rows;
+  own.num_outputs = part.rank;
+  own.num_inputs = lower_of(args.num_inputs - first_input, LMI_LORA_SPLIT_INPUTS);
+  const int split_values = LMI_MAX_LORA_PARTS * args.max_rank;
+  own.y_stride = lora_splits(args.num_inputs) * split_values;
+  own.y = args.partials + int64_t{tile.first_row} * own.y_stride + split * split_values +
+          number * args.max_rank;
+  multiply_few_rows<T, float, true>(own);
+}
+
 }  // namespace
+
+int32_t launch_lora_few_rows(const LmiLoraAdd& args, void* stream) {
+  const Grid grid = {ceil_div(args.max_rank, kOutputs),
+                     int64_t{lora_splits(args.num_inputs)} * LMI_MAX_LORA_PARTS, args.num_tiles};
+  return launch("lora_add", lora_few_rows_kernel<bf16>, grid, kWarps * kWarpSize, kSharedBytes,
+                stream, args);
+}
 
 int32_t launch_few_expert_rows(const LmiLinearExperts& args, void* stream) {
   const Grid grid = {ceil_div(args.num_outputs, kOutputs),

@@ -37,6 +37,7 @@ struct StepCounts {
   int32_t num_logit_rows = 0;
   int32_t num_copies = 0;
   int32_t table_columns = 0;
+  int32_t num_lora_tiles = 0;
   std::vector<Work> work;  // of each attention shape
 };
 
@@ -57,6 +58,7 @@ struct StepInputs {
   int32_t* logit_token_rows = nullptr;
   int32_t* copy_src = nullptr;
   int32_t* copy_dst = nullptr;
+  LmiLoraTile* lora_tiles = nullptr;
   LmiSampleRow* sample_rows = nullptr;
   int32_t* bias_offsets = nullptr;
   int32_t* seen_offsets = nullptr;
@@ -79,6 +81,7 @@ struct StepInputs {
     take(logit_token_rows, counts.num_logit_rows);
     take(copy_src, counts.num_copies);
     take(copy_dst, counts.num_copies);
+    take(lora_tiles, counts.num_lora_tiles);
     take(sample_rows, counts.num_logit_rows);
     for (int32_t** array : {&bias_offsets, &seen_offsets, &ban_offsets}) {
       take(*array, counts.num_logit_rows + 1);

@@ -34,6 +34,7 @@ class StepLauncher {
   ~StepLauncher();
 
   int32_t add(int32_t node, int32_t rows, const void* args);
+  int32_t set_adapter(int32_t slot, uint64_t parts) { return packer_.set_adapter(slot, parts); }
   int64_t num_bytes() const;
   int32_t start(void* memory);
   int32_t run(const LmiStep& step, int32_t* slot_id);

@@ -70,6 +70,10 @@ int32_t StepLauncher::add(int32_t node, int32_t rows, const void* args) {
     case LMI_NODE_LINEAR_QUANTIZED:
       nodes_.push_back(step_node(node, rows, args));
       return prepare(*static_cast<const LmiLinearQuantized*>(args), rows, prepare_linear_quantized);
+    case LMI_NODE_LORA_ADD:
+      packer_.add_adapters();
+      nodes_.push_back(step_node(node, rows, args));
+      return kOk;
     case LMI_NODE_SAMPLE:
       sampler_.set(*static_cast<const LmiSample*>(args));
       return kOk;
@@ -140,6 +144,10 @@ void lmi_cuda_step_list_destroy(LmiStepList* list) { delete list; }
 
 int32_t lmi_cuda_step_list_add(LmiStepList* list, int32_t node, int32_t rows, const void* args) {
   return list->add(node, rows, args);
+}
+
+int32_t lmi_cuda_step_list_set_adapter(LmiStepList* list, int32_t slot, uint64_t parts) {
+  return list->set_adapter(slot, parts);
 }
 
 int64_t lmi_cuda_step_list_num_bytes(const LmiStepList* list) { return list->num_bytes(); }

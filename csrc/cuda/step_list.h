@@ -7,7 +7,7 @@
 #ifndef LMI_CUDA_STEP_LIST_H_
 #define LMI_CUDA_STEP_LIST_H_
 
-#include "cuda/lmi_cuda.h"
+#include "cuda/lmi_adapters.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -71,12 +71,19 @@ enum {
   LMI_NODE_SQUARE_HEADS = 22,     /* LmiSquareHeads */
   LMI_NODE_SCALE_HEADS = 23,      /* LmiScaleHeads */
   LMI_NODE_HEAD_LINEAR = 24,      /* LmiHeadLinear */
+  LMI_NODE_LORA_ADD = 25,         /* LmiLoraAdd: tiles, num_tiles */
 };
 enum { LMI_TOKEN_ROWS = 0, LMI_LOGIT_ROWS = 1, LMI_EXPERT_ROWS = 2 };
 /* The arguments are copied; what they point to must outlive the list. The algorithms of dense
  * products of the most rows, and of those that decode steps are captured for, are chosen here. */
 LMI_CUDA_API int32_t lmi_cuda_step_list_add(LmiStepList* list, int32_t node, int32_t rows,
                                             const void* args);
+
+/* What `slot` of steps' adapters is from now on: LmiLoraTile::parts, or 0: nothing. By any thread,
+ * while no step that was run refers to the slot. */
+LMI_CUDA_API int32_t lmi_cuda_step_list_set_adapter(LmiStepList* list, int32_t slot,
+                                                    uint64_t parts);
+#define LMI_MAX_ADAPTERS 65536 /* slots */
 
 /* Device memory, on 256 bytes, that the list wants for inputs, results and attention's partial
  * results. Nothing can be added once it was given. */
@@ -110,12 +117,16 @@ typedef struct {
   const int32_t* logit_token_rows;
   const int32_t* copy_src;
   const int32_t* copy_dst;
+  const int32_t* adapter_first_rows; /* [num_adapter_runs], as the following */
+  const int32_t* adapter_num_rows;
+  const int32_t* adapter_slots;
   const int32_t* followed_rows; /* [num_tokens], unless NULL: token i is what this logit row of the
                                    step before sampled, if that ran; 0 if it sampled none */
   int32_t num_tokens;
   int32_t num_seqs;
   int32_t num_logit_rows;
   int32_t num_copies;
+  int32_t num_adapter_runs;
   int32_t table_stride;
   LmiStepSampling sampling;
 } LmiStep;

@@ -54,6 +54,15 @@ Launch rope_cache_write_node(const LmiRopeCacheWrite& given) {
   };
 }
 
+Launch lora_add_node(const LmiLoraAdd& given) {
+  return [given](const StepContext& step, void* stream) {
+    LmiLoraAdd args = given;
+    args.tiles = step.inputs.lora_tiles;
+    args.num_tiles = step.counts.num_lora_tiles;
+    return args.num_tiles == 0 ? kOk : lmi_cuda_lora_add(&args, stream);
+  };
+}
+
 Launch linear_node(const LmiLinearDense& given, int32_t rows) {
   return [given, rows](const StepContext& step, void* stream) {
     LmiLinearDense args = given;
@@ -98,6 +107,8 @@ Launch step_node(int32_t node, int32_t rows, const void* args) {
       return row_node(args, rows, lmi_cuda_linear_quantized);
     case LMI_NODE_HEAD_LINEAR:
       return row_node(args, rows, lmi_cuda_head_linear);
+    case LMI_NODE_LORA_ADD:
+      return lora_add_node(*static_cast<const LmiLoraAdd*>(args));
     case LMI_NODE_ROUTE:
       return row_node(args, rows, lmi_cuda_route);
     case LMI_NODE_GROUP_ROWS:

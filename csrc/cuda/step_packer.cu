@@ -11,6 +11,14 @@ size_t StepPacker::add_attention(const AttentionShape& shape) {
   return static_cast<size_t>(found - shapes_.begin());
 }
 
+int32_t StepPacker::set_adapter(int32_t slot, uint64_t parts) {
+  if (slot < 0 || static_cast<size_t>(slot) >= adapters_.size()) {
+    return fail("adapter slot " + std::to_string(slot) + " of " + std::to_string(adapters_.size()));
+  }
+  adapters_[static_cast<size_t>(slot)] = parts;
+  return kOk;
+}
+
 StepCounts StepPacker::most() const {
   StepCounts counts;
   counts.num_tokens = sizes_.max_tokens;
@@ -18,6 +26,7 @@ StepCounts StepPacker::most() const {
   counts.num_logit_rows = sizes_.max_logit_rows;
   counts.num_copies = sizes_.max_copies;
   counts.table_columns = sizes_.max_blocks_per_seq;
+  counts.num_lora_tiles = adapters_.empty() ? 0 : sizes_.max_tokens;
   const int64_t num_keys = int64_t{sizes_.max_blocks_per_seq} * sizes_.block_size;
   for (const AttentionShape& shape : shapes_) {
     counts.work.push_back(
@@ -27,8 +36,9 @@ StepCounts StepPacker::most() const {
 }
 
 StepCounts StepPacker::counts_of(StepShape shape) const {
-  const auto [num_rows, num_keys] = shape;
+  const auto [num_rows, num_keys, has_adapters] = shape;
   StepCounts counts;
+  counts.num_lora_tiles = has_adapters ? num_rows : 0;
   counts.num_tokens = counts.num_seqs = counts.num_logit_rows = num_rows;
   counts.table_columns = ceil_div(num_keys, sizes_.block_size);
   for (const AttentionShape& attention : shapes_) {
@@ -71,22 +81,47 @@ int32_t StepPacker::check(const LmiStep& step) const {
                 std::to_string(step.sampling.max_top) +
                 " log-probabilities a row is more than the list was made for");
   }
+  return check_adapters(step);
+}
+
+int32_t StepPacker::check_adapters(const LmiStep& step) const {
+  for (int32_t run = 0; run < step.num_adapter_runs; ++run) {
+    const auto slot = static_cast<size_t>(step.adapter_slots[run]);
+    if (slot < adapters_.size() && adapters_[slot] != 0) continue;
+    return fail("the step's adapter slot " + std::to_string(step.adapter_slots[run]) +
+                " has no adapter");
+  }
   return kOk;
+}
+
+std::vector<LmiLoraTile> StepPacker::lora_tiles(const LmiStep& step) const {
+  std::vector<LmiLoraTile> tiles;
+  for (int32_t run = 0; run < step.num_adapter_runs; ++run) {
+    const int32_t first = step.adapter_first_rows[run];
+    const int32_t count = step.adapter_num_rows[run];
+    const uint64_t parts = adapters_[static_cast<size_t>(step.adapter_slots[run])];
+    for (int32_t row = 0; row < count; row += LMI_MAX_FEW_ROWS) {
+      tiles.push_back({parts, first + row, lower_of(count - row, LMI_MAX_FEW_ROWS)});
+    }
+  }
+  return tiles;
 }
 
 SizedStep StepPacker::size(const LmiStep& step, const StepShape* shape) const {
   SizedStep sized;
   sized.num_rows.assign(step.num_rows, step.num_rows + step.num_seqs);
   sized.kv_lengths.assign(step.kv_lengths, step.kv_lengths + step.num_seqs);
+  sized.lora_tiles = lora_tiles(step);
   if (shape != nullptr) {
-    sized.num_rows.resize(static_cast<size_t>(shape->first), 1);
-    sized.kv_lengths.resize(static_cast<size_t>(shape->first), 1);
+    sized.num_rows.resize(static_cast<size_t>(shape->num_rows), 1);
+    sized.kv_lengths.resize(static_cast<size_t>(shape->num_rows), 1);
     sized.counts = counts_of(*shape);
   } else {
     sized.counts.num_tokens = step.num_tokens;
     sized.counts.num_seqs = step.num_seqs;
     sized.counts.num_logit_rows = step.num_logit_rows;
     sized.counts.num_copies = step.num_copies;
+    sized.counts.num_lora_tiles = static_cast<int32_t>(sized.lora_tiles.size());
     for (const int32_t length : sized.kv_lengths) {
       sized.counts.table_columns =
           greater_of(sized.counts.table_columns, ceil_div(length, sizes_.block_size));
@@ -140,6 +175,7 @@ void StepPacker::fill(const LmiStep& step, const SizedStep& sized, const StepInp
   std::copy(sized.kv_lengths.begin(), sized.kv_lengths.end(), host.kv_lengths);
   std::copy_n(step.copy_src, counts.num_copies, host.copy_src);
   std::copy_n(step.copy_dst, counts.num_copies, host.copy_dst);
+  copy_work(sized.lora_tiles, counts.num_lora_tiles, host.lora_tiles);
   fill_tables(step, counts, host);
   std::copy_n(step.sampling.rows, step.num_logit_rows, host.sample_rows);
   const int32_t num_offsets = step.num_logit_rows == 0 ? 0 : step.num_logit_rows + 1;

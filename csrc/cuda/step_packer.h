@@ -13,6 +13,7 @@ struct SizedStep {
   std::vector<int32_t> num_rows;  // of each sequence and of the free rows
   std::vector<int32_t> kv_lengths;
   std::vector<AttentionLists> lists;
+  std::vector<LmiLoraTile> lora_tiles;
   StepCounts counts;
 };
 
@@ -22,6 +23,9 @@ class StepPacker {
 
   // The number of the shape among a step's attention work.
   size_t add_attention(const AttentionShape& shape);
+  // Steps may have adapters from now on.
+  void add_adapters() { adapters_.resize(LMI_MAX_ADAPTERS); }
+  int32_t set_adapter(int32_t slot, uint64_t parts);
 
   const LmiStepSizes& sizes() const { return sizes_; }
   StepCounts most() const;
@@ -39,9 +43,12 @@ class StepPacker {
   void fill(const LmiStep& step, const SizedStep& sized, const StepInputs& host) const;
 
  private:
+  int32_t check_adapters(const LmiStep& step) const;
+  std::vector<LmiLoraTile> lora_tiles(const LmiStep& step) const;
   void fill_tables(const LmiStep& step, const StepCounts& counts, const StepInputs& host) const;
 
   LmiStepSizes sizes_;
+  std::vector<uint64_t> adapters_;  // by slot; none: the model takes none
   std::vector<AttentionShape> shapes_;
 };
 

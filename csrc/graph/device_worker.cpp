@@ -52,11 +52,15 @@ LmiStep inputs_of(const StepView& view, const int32_t* followed_rows) {
   inputs.logit_token_rows = view.logit_token_rows;
   inputs.copy_src = view.copy_src;
   inputs.copy_dst = view.copy_dst;
+  inputs.adapter_first_rows = view.adapter_first_rows;
+  inputs.adapter_num_rows = view.adapter_num_rows;
+  inputs.adapter_slots = view.adapter_slots;
   inputs.followed_rows = followed_rows;
   inputs.num_tokens = view.num_tokens;
   inputs.num_seqs = view.num_seqs;
   inputs.num_logit_rows = view.num_logit_rows;
   inputs.num_copies = view.num_copies;
+  inputs.num_adapter_runs = view.num_adapter_runs;
   inputs.table_stride = view.capacity.max_blocks_per_seq;
   return inputs;
 }

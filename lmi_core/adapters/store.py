@@ -35,9 +35,17 @@ class LoraStore:
     """Implements ``AdapterStore`` for a model whose linears add what ``table`` holds."""
 
     def __init__(
-        self, model: LoadedModel, backend: WeightBackend, table: LoraTable, *, max_rank: int
+        self,
+        model: LoadedModel,
+        backend: WeightBackend,
+        table: LoraTable,
+        *,
+        max_rank: int,
+        rank_multiple: int = 1,
     ) -> None:
+        """``rank_multiple``: adapters of other ranks get zeros up to the next of these."""
         self.table = table
+        self._rank_multiple = rank_multiple
         self._spec, self._slicing, self._dtype = model.whole_spec, model.slicing, model.dtype
         self._backend = backend
         self._max_rank = max_rank
@@ -45,12 +53,13 @@ class LoraStore:
     def pack(self, path: Path) -> PackedLora:
         whole = read_adapter(path, self._spec, max_rank=self._max_rank)
         adapter = _own_slices(whole, self._spec, self._slicing)
-        return PackedLora(
-            [
-                [(self._pack(part.a), self._pack(part.b), part.first_output) for part in parts]
-                for parts in adapter
-            ]
-        )
+        return PackedLora([[self._pack_part(part) for part in parts] for parts in adapter])
+
+    def _pack_part(self, part: AdapterPart) -> tuple[LinearWeight, LinearWeight, int]:
+        a, b = part.a, part.b
+        if missing := -len(a) % self._rank_multiple:
+            a, b = np.pad(a, ((0, missing), (0, 0))), np.pad(b, ((0, 0), (0, missing)))
+        return self._pack(a), self._pack(b), part.first_output
 
     def set(self, slot: int, adapter: PackedLora | None) -> None:
         if adapter is None:

@@ -113,6 +113,21 @@ def test_a_step_and_the_same_step_padded_and_captured() -> None:
     steps.close()
 
 
+def test_a_slot_without_an_adapter_is_refused() -> None:
+    graph = Graph("bf16")
+    x = embed(graph)
+    ops.lora_add(norm(x), x, AdapterTable(8), 0)
+    ops.sample(ops.linear(norm(ops.gather_logit_rows(x)), weight(VOCAB_SIZE)))
+    with closing(lowered(graph).build(SIZES)) as steps:
+        with closing(_native.DeviceWorker(str(steps.list.library.path), steps.list.address)) as one:
+            step = native_step()
+            step.add([3], 0, 0, 0, "last", adapter=7)
+            with pytest.raises(RuntimeError, match="the step's adapter slot 7 has no adapter"):
+                one.run(step)
+        with pytest.raises(RuntimeError, match="adapter slot 65536 of 65536"):
+            steps.list.set_adapter(1 << 16, 1)
+
+
 def test_a_rank_that_does_not_sample_has_no_results() -> None:
     """The others' ids come to it; all else of its results is whatever the memory held."""
     ranks = NcclRanks(make_id(), 0, 1, CPU)
@@ -206,8 +221,8 @@ def test_lists_that_cannot_be() -> None:
             "rms_norm: the CUDA kernel has no rows of 20000",
         ),
         (
-            lambda x: ops.lora_add(norm(x), x, AdapterTable(), 0),
-            "LoRA adapters have no CUDA kernel",
+            lambda x: ops.lora_add(norm(embed(x.graph, 20)), x, AdapterTable(8), 0),
+            "lora_add: the CUDA kernel has no rows of 20 inputs",
         ),
     ],
 )

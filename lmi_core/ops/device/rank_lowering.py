@@ -43,7 +43,7 @@ class RankLowering(StepLowering):
         linear_ids: Sequence[int] = (),
     ) -> None:
         if table is not None:
-            raise NotNativeError("summed_linear", "LoRA adapters have no CUDA kernel")
+            raise NotNativeError("summed_linear", "adapters of ranks are launched there")
         [weight] = slices.slices
         product = self._product(x, weight, bias if self._rank == 0 else None)
         self._node("all_reduce", x.rows, x=product, num_columns=product.columns)

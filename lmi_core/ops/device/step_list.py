@@ -82,6 +82,12 @@ class StepList:
         kind = numbers[f"NODE_{node.upper()}"], numbers[_ROWS[rows]]
         self._call("add", self.address, *kind, ctypes.byref(arguments))
 
+    def set_adapter(self, slot: int, parts: int) -> None:
+        """What a slot of steps' adapters is: the address of ``AdapterTable.described``, or 0.
+        While no submitted step refers to the slot; of a closed list nothing is."""
+        if self.address:
+            self._call("set_adapter", self.address, slot, parts)
+
     @property
     def num_bytes(self) -> int:
         """Device memory that ``start`` allocates."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from lmi_core.ops.device.adapter_table import AdapterTable
 from lmi_core.ops.device.expert_lowering import ExpertLowering
 from lmi_core.ops.device.paged_cache import PagedCache, fixed_of, layer_arguments
 from lmi_core.ops.device.product_lowering import NotNativeError
@@ -18,6 +18,7 @@ from lmi_core.ops.device.step_list import StepListSizes
 from lmi_core.ops.device.torch_weights import DeviceConstants
 from lmi_core.ops.graph import Graph, Handle, LinearWeight
 from lmi_core.ops.graph import Node as GraphNode
+from lmi_core.ops.kernels.cuda import library
 from lmi_core.ops.kernels.cuda.attention import not_covered
 from lmi_core.ops.kernels.cuda.norm import KINDS
 
@@ -176,8 +177,29 @@ class StepLowering(ExpertLowering):
         value = self._of_handles[x]
         self._activation_node(op, value, value, cap=cap)
 
-    def _lora_add(self, *_: Handle, **attributes: object) -> NoReturn:
-        raise NotNativeError("lora_add", "LoRA adapters have no CUDA kernel")
+    def _lora_add(
+        self, _: Handle, x: Handle, y: Handle, *, table: AdapterTable, linear_id: int
+    ) -> None:
+        """Added to what is yet to be added to y, if there is such a sum."""
+        rows, value = self._of_handles[x], self._of_handles[y]
+        self._want_multiplied("linear", rows)
+        if x.columns % 8 != 0:
+            raise NotNativeError("lora_add", f"the CUDA kernel has no rows of {x.columns} inputs")
+        numbers = library.load().interface.numbers
+        num_splits = -(-x.columns // numbers["LORA_SPLIT_INPUTS"])
+        columns = num_splits * numbers["MAX_LORA_PARTS"] * table.max_rank
+        self._node(
+            "lora_add",
+            "T",
+            x=rows,
+            y=self._addends.get(value, value),
+            partials=self._value(torch.float32, columns, "T"),
+            linear_id=linear_id,
+            num_inputs=x.columns,
+            num_outputs=y.columns,
+            max_rank=table.max_rank,
+            dtype=rows.dtype,
+        )
 
     def _rope_cache_write(
         self,

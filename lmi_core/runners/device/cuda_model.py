@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from lmi_core import _native
-from lmi_core.ops.device.adapter_table import AdapterTable
 from lmi_core.ops.device.product_lowering import NotNativeError
 from lmi_core.ops.device.rank_lowering import RankLowering
 from lmi_core.ops.device.recorded_steps import RecordedSteps
@@ -23,6 +22,7 @@ from lmi_core.runners.device import decode_graphs
 from lmi_core.runners.device.decode_graphs import key_counts, row_counts
 from lmi_core.runners.device.device_cache import DeviceCache
 from lmi_core.runners.device.device_memory import DeviceMemory, MeasuredMemory, measure, memory_of
+from lmi_core.runners.device.recorded import adapter_store
 from lmi_core.runners.device.widest_step import fill_widest
 from lmi_core.runners.step_memory import KvCacheSize, StepMemory
 
@@ -56,8 +56,10 @@ class CudaModel:
         self.sizes = self.cache.sizes
         self.device, self._config, self._ranks = device, config, 0
         graph = Graph(model.dtype)
-        adapters = None if config.lora is None else AdapterTable()
-        record(model, graph, self.cache.store, self.sizes.max_model_len, adapters)
+        self.adapters = adapter_store(config, model, device)
+        """None: no adapters were asked for."""
+        table = None if self.adapters is None else self.adapters.table
+        record(model, graph, self.cache.store, self.sizes.max_model_len, table)
         self._lowered = _lowered(graph, model, device, chosen)
 
     def start(
@@ -153,7 +155,8 @@ class CudaModel:
             for shape in ((num_rows - 1, num_keys - 1), (0, 0)):
                 steps.list.capture(*shape)
                 reserved_bytes.append(memory.reserved_bytes())
-        return decode_graphs.bytes_of_all(reserved_bytes, num_rows * num_keys)
+        num_graphs = num_rows * num_keys * (1 if self.adapters is None else 2)
+        return decode_graphs.bytes_of_all(reserved_bytes, num_graphs)
 
 
 def start_worker(

@@ -12,11 +12,13 @@ import torch
 
 from lmi_core import _native
 from lmi_core.runners.device.cuda_model import CudaModel, start_worker
+from lmi_core.runners.device.step_list_adapters import StepListAdapters
 from lmi_core.runners.step_memory import StepMemory
 
 if TYPE_CHECKING:
     from lmi_core.models.loader import LoadedModel
     from lmi_core.runners.device.device_ranks import DeviceRanks
+    from lmi_core.runners.runner import AdapterStore
     from lmi_core.settings.engine_config import EngineConfig
 
 _log = logging.getLogger(__name__)
@@ -51,7 +53,12 @@ class CudaRunner:
         self.sampling, self.steps = shared.sampling, shared.steps
         self._last_step = self.steps[0]
         info = self._model.cache.info(memory, self._model.measured, chosen, runs_ahead=True)
-        self.info = replace(info, has_scales_and_cutoffs=False)
+        self.adapters: AdapterStore | None = None
+        if self._model.adapters is not None:
+            self.adapters = StepListAdapters(self._model.adapters, self._steps.list)
+        self.info = replace(
+            info, has_adapters=self.adapters is not None, has_scales_and_cutoffs=False
+        )
         self.completion_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._worker: _native.DeviceWorker | None = start_worker(self._steps, group)
         self._has_warned = False

@@ -9,7 +9,7 @@ import torch
 
 from lmi_core.adapters.store import LoraStore
 from lmi_core.ops import LoraTable
-from lmi_core.ops.device.adapter_table import AdapterTable
+from lmi_core.ops.device.adapter_table import RANK_MULTIPLE, AdapterTable
 from lmi_core.ops.device.eager import EagerGraph
 from lmi_core.ops.device.paged_cache import KV_DTYPES
 from lmi_core.ops.device.ranked_graph import RankedGraph, Ranks
@@ -56,8 +56,11 @@ def adapter_store(
     """Of what this process has of ``model``; None: no adapters were asked for."""
     if config.lora is None:
         return None
-    backend = DeviceWeights(device)
-    return LoraStore(model, backend, AdapterTable(), max_rank=config.lora.max_rank)
+    max_rank = config.lora.max_rank
+    table = AdapterTable(-(-max_rank // RANK_MULTIPLE) * RANK_MULTIPLE)
+    return LoraStore(
+        model, DeviceWeights(device), table, max_rank=max_rank, rank_multiple=RANK_MULTIPLE
+    )
 
 
 def record_eager(

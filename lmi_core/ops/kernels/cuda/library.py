@@ -79,6 +79,7 @@ class Library:
             "create": (ctypes.c_int32, pointer, pointer),
             "destroy": (None, pointer),
             "add": (ctypes.c_int32, pointer, ctypes.c_int32, ctypes.c_int32, pointer),
+            "set_adapter": (ctypes.c_int32, pointer, ctypes.c_int32, ctypes.c_uint64),
             "num_bytes": (ctypes.c_int64, pointer),
             "start": (ctypes.c_int32, pointer, pointer),
             "warm_up": (ctypes.c_int32, pointer),
