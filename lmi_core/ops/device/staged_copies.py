@@ -33,7 +33,7 @@ class StagedCopies:
         self._rooms = [
             _Room(
                 torch.empty(ROOM_BYTES, dtype=torch.uint8, pin_memory=is_pinned),
-                torch.cuda.Event() if is_pinned else None,
+                torch.cuda.Event() if is_pinned else None,  # type: ignore[no-untyped-call]
             )
             for _ in range(NUM_ROOMS)
         ]
