@@ -99,7 +99,8 @@ class DeviceWeights:
         matrix = torch.empty(shape, dtype=DTYPES[format], device=self.device)
         first = 0
         for part in parts:
-            self._copy(*dense([part]), matrix[first : first + len(part)])
+            [values] = dense([part])
+            self._copy(values, matrix[first : first + len(part)])
             first += len(part)
         if not matrix.isfinite().all():
             raise NotFiniteError(names)
