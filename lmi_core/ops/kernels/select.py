@@ -177,6 +177,11 @@ def names_all(forced: str) -> bool:
     return any(item.strip() in _KNOWN for item in forced.split(","))
 
 
+def asks_cpp() -> bool:
+    """Whether ``LMI_OPS`` has C++ launch steps, which else only follows from the GPU."""
+    return _asked(None).get(LAUNCH) == "native"
+
+
 def check(forced: str) -> None:
     """UserError for what ``LMI_OPS`` can't say; without torch."""
     _asked(forced)

@@ -129,6 +129,9 @@ def make_runner(
         try:
             if config.gives_states:
                 raise NotNativeError("sample", "contrastive search reads hidden states")
+            if ranks is not None and not select.asks_cpp():
+                reason = f"ranks have met by it in an emulator alone: {select.VARIABLE}=native asks"
+                raise NotNativeError("all_reduce", reason)
             if drafting is not None:
                 raise NotNativeError("take_tokens", "chains of drafts are launched there")
             return CudaRunner(config, model, device, chosen, others_bytes, ranks)

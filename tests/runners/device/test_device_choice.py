@@ -87,3 +87,17 @@ def test_no_extra_for_gpus_compiles_anything() -> None:
     """flash-attn has no wheels on PyPI."""
     assert not any("flash" in name for name in EXTRAS["cuda"])
     assert any("flash-attn" in name for name in EXTRAS["flash-attn"])
+
+
+@pytest.mark.parametrize(("ops", "launched_by"), [("", "Python"), ("native", "C++")])
+def test_ranks_are_launched_by_c_where_that_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, ops: str, launched_by: str
+) -> None:
+    monkeypatch.setenv("LMI_OPS", ops)
+    monkeypatch.setattr(device_runner, "CudaRunner", lambda *_: "C++")
+    monkeypatch.setattr(device_runner, "TorchRunner", lambda *_: "Python")
+    config, model, ranks = EngineConfig(model="any"), object(), object()
+    made = device_runner.make_runner(
+        config, model, torch.device("cuda"), {"launch": "native"}, ranks=ranks
+    )
+    assert made == launched_by
