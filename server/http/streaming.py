@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import partial
@@ -14,20 +14,24 @@ from aiohttp import web
 
 from lmi_core.engine.outputs import TokenEvent
 from lmi_core.engine.request import GenerationRequest
-from lmi_core.errors import EngineError, LmiError, UserError
+from lmi_core.errors import EngineError, LmiError
 from lmi_server.dialects.base import ParsedCall, Renderer
 from lmi_server.dialects.large_bodies import rendered
 from lmi_server.http.answer_deadline import AnswerDeadline, AnswerLimits
 from lmi_server.http.long_body import body_of, num_items
 from lmi_server.http.metrics import RequestMeter
 from lmi_server.http.pushed_batches import PushedBatches
+from lmi_server.http.several_prompts import (
+    NumberedEvents,
+    collect_all,
+    collect_one,
+    merged,
+    take_turns,
+)
 from lmi_server.http.tenants import owned
 from lmi_server.models.backend import Generates, Publisher
 
 log = logging.getLogger(__name__)
-
-_PROMPTS_PER_TURN = 16
-_POOLED_AT_ONCE = 64
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -43,10 +47,6 @@ class Batches(Protocol[T_co]):
     def aclose(self) -> Awaitable[object]: ...
 
 
-NumberedEvents = list[tuple[int, Sequence[TokenEvent]]]
-"""Events by the number of their request."""
-
-
 async def respond(
     request: web.Request,
     backend: Generates,
@@ -59,7 +59,7 @@ async def respond(
     """Run a call and answer it. Errors before the first byte are raised, later ones are sent."""
     requests: list[GenerationRequest] = []
     for index, asked in enumerate(parsed.requests):
-        await _take_turns(index)
+        await take_turns(index)
         asked = owned(request, asked.behind_first() if index else asked)
         requests.append(await truncated(backend, asked, parsed.truncate_prompt_tokens))
     meter.submit(backend.info.model, requests, parsed.prompt_field)
@@ -73,24 +73,20 @@ async def respond(
                 return await _stream(request, pushed, feed, parsed, meter, *times, attach)
             batches = backend.generate_batches(requests[0])
             return await _stream(request, batches, feed, parsed, meter, send_timeout_s, limits)
-        merged = _merged(backend, requests)
+        batches_of_all = merged(backend, requests)
         feed_all = partial(_feed_all, parsed.renderer, meter)
-        return await _stream(request, merged, feed_all, parsed, meter, send_timeout_s, limits)
+        return await _stream(
+            request, batches_of_all, feed_all, parsed, meter, send_timeout_s, limits
+        )
     try:
         async with AnswerDeadline(meter, limits):
             if len(requests) == 1:
-                await _collect(backend, requests[0], 0, parsed, meter)
+                await collect_one(backend, requests[0], 0, parsed, meter)
             else:
-                await _collect_all(backend, requests, parsed, meter)
+                await collect_all(backend, requests, parsed, meter)
     except EngineError as error:
         return _failed(parsed, meter, error)
     return _whole(parsed, await rendered(parsed.renderer.finish, num_items(parsed, meter)))
-
-
-async def _take_turns(index: int) -> None:
-    """Of a call's many prompts, only some are looked at in one turn of the loop."""
-    if index and index % _PROMPTS_PER_TURN == 0:
-        await asyncio.sleep(0)
 
 
 def _whole(parsed: ParsedCall, body: bytes) -> web.Response:
@@ -124,54 +120,6 @@ async def truncated(
     return replace(request, prompt=None, prompt_token_ids=tuple(token_ids[-num_tokens:]))
 
 
-async def _collect(
-    backend: Generates,
-    request: GenerationRequest,
-    index: int,
-    parsed: ParsedCall,
-    meter: RequestMeter,
-) -> None:
-    async with aclosing(backend.generate_batches(request)) as batches:
-        async for events in batches:
-            meter.observe(events)
-            parsed.renderer.feed(index, events)
-
-
-async def _collect_all(
-    backend: Generates, requests: list[GenerationRequest], parsed: ParsedCall, meter: RequestMeter
-) -> None:
-    """All prompts of one call at once, or, where they are pooled, so many that others get their
-    turn between them; the first failure ends the others."""
-    at_once = len(requests) if requests[0].pooling is None else _POOLED_AT_ONCE
-    places = asyncio.Semaphore(at_once)
-
-    async def collect(index: int, request: GenerationRequest) -> None:
-        try:
-            await _collect(backend, request, index, parsed, meter)
-        finally:
-            places.release()
-
-    try:
-        async with asyncio.TaskGroup() as group:
-            for index, request in enumerate(requests):
-                await _take_turns(index)
-                await places.acquire()
-                group.create_task(collect(index, request))
-    except BaseExceptionGroup as errors:
-        # Older Pythons put what is raised within except* into a group again.
-        for kind in (UserError, LmiError):
-            if (found := errors.subgroup(kind)) is not None:
-                raise _first(found) from None
-        raise
-
-
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
-
-
 def _feed(
     renderer: Renderer, meter: RequestMeter, index: int, events: Sequence[TokenEvent]
 ) -> bytes:
@@ -181,44 +129,6 @@ def _feed(
 
 def _feed_all(renderer: Renderer, meter: RequestMeter, numbered: NumberedEvents) -> bytes:
     return b"".join([_feed(renderer, meter, index, events) for index, events in numbered])
-
-
-async def _merged(
-    backend: Generates, requests: list[GenerationRequest]
-) -> AsyncGenerator[NumberedEvents, None]:
-    """The events of several requests, all that are ready at once; the first failure ends all."""
-    ready: NumberedEvents = []
-    arrived = asyncio.Event()
-
-    async def read(index: int, request: GenerationRequest) -> None:
-        try:
-            async with aclosing(backend.generate_batches(request)) as batches:
-                async for events in batches:
-                    ready.append((index, events))
-                    arrived.set()
-        finally:
-            arrived.set()
-
-    tasks: list[asyncio.Task[None]] = []
-    try:
-        for index, request in enumerate(requests):
-            await _take_turns(index)
-            tasks.append(asyncio.ensure_future(read(index, request)))
-        open_tasks = tasks
-        while open_tasks:
-            await arrived.wait()
-            arrived.clear()
-            for task in open_tasks:
-                if task.done():
-                    task.result()
-            open_tasks = [task for task in open_tasks if not task.done()]
-            if ready:
-                batch, ready = ready, []
-                yield batch
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _stream(

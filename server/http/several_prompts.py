@@ -1,0 +1,126 @@
+"""Calls of several prompts: their events collected, or merged into one stream."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing, contextmanager
+
+from lmi_core.engine.outputs import TokenEvent
+from lmi_core.engine.request import GenerationRequest
+from lmi_core.errors import LmiError, UserError
+from lmi_server.dialects.base import ParsedCall
+from lmi_server.http.metrics import RequestMeter
+from lmi_server.models.backend import Generates
+
+_PROMPTS_PER_TURN = 16
+_POOLED_AT_ONCE = 64
+
+NumberedEvents = list[tuple[int, Sequence[TokenEvent]]]
+"""Events by the number of their request."""
+
+
+async def take_turns(index: int) -> None:
+    """Of a call's many prompts, only some are looked at in one turn of the loop."""
+    if index and index % _PROMPTS_PER_TURN == 0:
+        await asyncio.sleep(0)
+
+
+async def collect_one(
+    backend: Generates,
+    request: GenerationRequest,
+    index: int,
+    parsed: ParsedCall,
+    meter: RequestMeter,
+) -> None:
+    """Feed a prompt's events to the renderer until it ends."""
+    async with aclosing(backend.generate_batches(request)) as batches:
+        async for events in batches:
+            meter.observe(events)
+            parsed.renderer.feed(index, events)
+
+
+async def collect_all(
+    backend: Generates, requests: list[GenerationRequest], parsed: ParsedCall, meter: RequestMeter
+) -> None:
+    """All prompts of one call at once, or, where they are pooled, so many that others get their
+    turn between them; the first failure ends the others."""
+    at_once = len(requests) if requests[0].pooling is None else _POOLED_AT_ONCE
+    places = asyncio.Semaphore(at_once)
+
+    async def collect(index: int, request: GenerationRequest) -> None:
+        try:
+            with _naming(index):
+                await collect_one(backend, request, index, parsed, meter)
+        finally:
+            places.release()
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for index, request in enumerate(requests):
+                await take_turns(index)
+                await places.acquire()
+                group.create_task(collect(index, request))
+    except BaseExceptionGroup as errors:
+        # Older Pythons put what is raised within except* into a group again.
+        for kind in (UserError, LmiError):
+            if (found := errors.subgroup(kind)) is not None:
+                raise _first(found) from None
+        raise
+
+
+async def merged(
+    backend: Generates, requests: list[GenerationRequest]
+) -> AsyncGenerator[NumberedEvents, None]:
+    """The events of several requests, all that are ready at once; the first failure ends all."""
+    ready: NumberedEvents = []
+    arrived = asyncio.Event()
+
+    async def read(index: int, request: GenerationRequest) -> None:
+        try:
+            with _naming(index):
+                async with aclosing(backend.generate_batches(request)) as batches:
+                    async for events in batches:
+                        ready.append((index, events))
+                        arrived.set()
+        finally:
+            arrived.set()
+
+    tasks: list[asyncio.Task[None]] = []
+    try:
+        for index, request in enumerate(requests):
+            await take_turns(index)
+            tasks.append(asyncio.ensure_future(read(index, request)))
+        open_tasks = tasks
+        while open_tasks:
+            await arrived.wait()
+            arrived.clear()
+            for task in open_tasks:
+                if task.done():
+                    task.result()
+            open_tasks = [task for task in open_tasks if not task.done()]
+            if ready:
+                batch, ready = ready, []
+                yield batch
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@contextmanager
+def _naming(index: int) -> Iterator[None]:
+    """Have an error of one of a call's prompts say which one it is."""
+    try:
+        yield
+    except UserError as error:
+        if error.field == "prompt":
+            error.args = (f"{error} (number {index}, counted from 0)",)
+        raise
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
