@@ -26,9 +26,10 @@ Digest digest_of(const HashKey& key, std::string_view name, uint64_t content_che
   return prefix_hash_to_bytes(siphash_128(key, message));
 }
 
+// Some file systems say only then that there was no room.
 int close_with(int descriptor, int error) {
-  ::close(descriptor);
-  return error;
+  const bool is_closed = ::close(descriptor) == 0;
+  return error == 0 && !is_closed ? errno : error;
 }
 
 int write_once(const std::string& path, const uint8_t* file, int64_t file_bytes, int flags) {

@@ -6,11 +6,16 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <chrono>
+#include <condition_variable>
 #include <cstring>
+#include <deque>
+#include <mutex>
 #include <utility>
 
+#include "common/aligned_memory.h"
 #include "common/check.h"
 #include "common/signal_block.h"
 #include "kv/block_file.h"
@@ -25,144 +30,187 @@ void yield_to_all() {
   syscall(SYS_ioprio_set, kIoPriorityOfThread, 0, kIdleClass);
 }
 
+struct Task {
+  std::string name;
+  KvCacheView view;
+  int32_t block_id = -1;         // in view; -1: the content is at hand
+  std::vector<uint8_t> content;  // empty, and no block: the file is removed
+};
+
 }  // namespace
+
+// What the thread does and is asked for.
+struct BlockWriter::Work {
+  Work(std::string path, const HashKey& hash_key, int64_t num_bytes)
+      : directory(std::move(path)),
+        key(hash_key),
+        block_bytes(num_bytes),
+        file(block_file_bytes(num_bytes), true) {}
+
+  void add(Task task);
+  bool evicted(int32_t block_id, bool is_last);
+  void run();
+  int store(const Task& task);
+  bool copy(const Task& task);
+  void end(std::string name, int error) { outcomes.push_back({std::move(name), error}); }
+
+  const std::string directory;
+  const HashKey key;
+  const int64_t block_bytes;
+  AlignedMemory file;
+  bool is_direct = true;
+  std::atomic<bool> is_given_up{false};  // the block that is copied
+  std::atomic<int64_t> num_uncopied{0};  // tasks of blocks
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::deque<Task> tasks;  // guarded by mutex, as is what follows
+  int32_t copied_id = -1;  // the block that is copied
+  std::vector<Outcome> outcomes;
+  bool stop = false;
+  bool has_ended = false;
+};
 
 BlockWriter::BlockWriter(BlockPool& pool, std::string directory, const HashKey& key,
                          int64_t block_bytes)
     : pool_(pool),
-      directory_(std::move(directory)),
-      key_(key),
-      block_bytes_(block_bytes),
-      file_(block_file_bytes(block_bytes), true) {
+      process_id_(::getpid()),
+      work_(std::make_shared<Work>(std::move(directory), key, block_bytes)) {
   const SignalBlock no_signals;
-  thread_ = std::thread([this] { run(); });
+  thread_ = std::thread([work = work_] { work->run(); });
   pthread_setname_np(thread_.native_handle(), "lmi-kv-files");
-  pool_.on_evict([this](int32_t block_id, bool is_last) { return evicted(block_id, is_last); });
+  pool_.on_evict(
+      [work = work_](int32_t block_id, bool is_last) { return work->evicted(block_id, is_last); });
 }
 
 BlockWriter::~BlockWriter() { close(0); }
 
 void BlockWriter::write(std::string name, const KvCacheView& view, int32_t block_id) {
+  const int64_t block_bytes = view.num_layers * view.block_bytes();
   LMI_CHECK(block_id >= 0 && block_id < view.num_blocks, "block ", block_id, " of ",
             view.num_blocks);
-  LMI_CHECK(view.num_layers * view.block_bytes() == block_bytes_, "a block has ", block_bytes_,
-            " bytes, not ", view.num_layers * view.block_bytes());
-  add({std::move(name), view, block_id, {}});
+  LMI_CHECK(block_bytes == work_->block_bytes, "a block has ", work_->block_bytes, " bytes, not ",
+            block_bytes);
+  work_->add({std::move(name), view, block_id, {}});
 }
 
 void BlockWriter::write(std::string name, std::vector<uint8_t> content) {
-  LMI_CHECK(static_cast<int64_t>(content.size()) == block_bytes_, "a block has ", block_bytes_,
-            " bytes, not ", content.size());
-  add({std::move(name), {}, -1, std::move(content)});
+  LMI_CHECK(static_cast<int64_t>(content.size()) == work_->block_bytes, "a block has ",
+            work_->block_bytes, " bytes, not ", content.size());
+  work_->add({std::move(name), {}, -1, std::move(content)});
 }
 
-void BlockWriter::remove(std::string name) { add({std::move(name), {}, -1, {}}); }
+void BlockWriter::remove(std::string name) { work_->add({std::move(name), {}, -1, {}}); }
 
 void BlockWriter::give_up(std::string name) {
-  const std::lock_guard lock(mutex_);
-  end(std::move(name), ECANCELED);
-}
-
-void BlockWriter::add(Task task) {
-  {
-    const std::lock_guard lock(mutex_);
-    if (stop_) return end(std::move(task.name), ECANCELED);
-    num_uncopied_ += task.block_id >= 0;
-    tasks_.push_back(std::move(task));
-  }
-  changed_.notify_all();
+  const std::lock_guard lock(work_->mutex);
+  work_->end(std::move(name), ECANCELED);
 }
 
 std::vector<BlockWriter::Outcome> BlockWriter::take_outcomes() {
-  const std::lock_guard lock(mutex_);
-  return std::exchange(outcomes_, {});
-}
-
-bool BlockWriter::evicted(int32_t block_id, bool is_last) {
-  if (num_uncopied_ == 0) return true;
-  std::unique_lock lock(mutex_);
-  const auto waiting = std::find_if(tasks_.begin(), tasks_.end(), [block_id](const Task& task) {
-    return task.block_id == block_id;
-  });
-  if (waiting != tasks_.end()) {
-    end(std::move(waiting->name), ECANCELED);
-    tasks_.erase(waiting);
-    --num_uncopied_;
-    return true;
-  }
-  if (copied_id_ != block_id) return true;
-  if (!is_last) return false;
-  is_given_up_ = true;
-  changed_.wait(lock, [&] { return copied_id_ != block_id; });
-  return true;
+  const std::lock_guard lock(work_->mutex);
+  return std::exchange(work_->outcomes, {});
 }
 
 void BlockWriter::close(double timeout_s) {
   if (!thread_.joinable()) return;
+  if (::getpid() != process_id_) return thread_.detach();
+  bool has_ended;
   {
-    std::unique_lock lock(mutex_);
-    stop_ = true;
-    changed_.notify_all();
-    changed_.wait_for(lock, std::chrono::duration<double>(timeout_s), [&] { return has_ended_; });
-    for (Task& task : tasks_) end(std::move(task.name), ECANCELED);
-    tasks_.clear();
+    std::unique_lock lock(work_->mutex);
+    work_->stop = true;
+    work_->changed.notify_all();
+    has_ended = work_->changed.wait_for(lock, std::chrono::duration<double>(timeout_s),
+                                        [this] { return work_->has_ended; });
+    for (Task& task : work_->tasks) {
+      work_->num_uncopied -= task.block_id >= 0;
+      work_->end(std::move(task.name), ECANCELED);
+    }
+    work_->tasks.clear();
+    work_->is_given_up = true;
+    work_->changed.wait(lock, [this] { return work_->copied_id == -1; });
   }
-  thread_.join();
+  has_ended ? thread_.join() : thread_.detach();
   pool_.on_evict({});
 }
 
-void BlockWriter::run() {
-  yield_to_all();
-  std::unique_lock lock(mutex_);
-  while (true) {
-    changed_.wait(lock, [&] { return stop_ || !tasks_.empty(); });
-    if (tasks_.empty()) break;
-    Task task = std::move(tasks_.front());
-    tasks_.pop_front();
-    copied_id_ = task.block_id;
-    is_given_up_ = false;
-    lock.unlock();
-    const int error = store(task);
-    lock.lock();
-    const bool is_removal = task.block_id < 0 && task.content.empty();
-    if (!is_removal) end(std::move(task.name), error);
+void BlockWriter::Work::add(Task task) {
+  {
+    const std::lock_guard lock(mutex);
+    if (stop) return end(std::move(task.name), ECANCELED);
+    num_uncopied += task.block_id >= 0;
+    tasks.push_back(std::move(task));
   }
-  has_ended_ = true;
-  changed_.notify_all();
+  changed.notify_all();
 }
 
-int BlockWriter::store(const Task& task) {
-  const std::string path = directory_ + '/' + task.name;
+bool BlockWriter::Work::evicted(int32_t block_id, bool is_last) {
+  if (num_uncopied == 0) return true;
+  std::unique_lock lock(mutex);
+  const auto waiting = std::find_if(tasks.begin(), tasks.end(), [block_id](const Task& task) {
+    return task.block_id == block_id;
+  });
+  if (waiting != tasks.end()) {
+    end(std::move(waiting->name), ECANCELED);
+    tasks.erase(waiting);
+    --num_uncopied;
+    return true;
+  }
+  if (copied_id != block_id) return true;
+  if (!is_last) return false;
+  is_given_up = true;
+  changed.wait(lock, [&] { return copied_id != block_id; });
+  return true;
+}
+
+void BlockWriter::Work::run() {
+  yield_to_all();
+  std::unique_lock lock(mutex);
+  while (true) {
+    changed.wait(lock, [&] { return stop || !tasks.empty(); });
+    if (tasks.empty()) break;
+    Task task = std::move(tasks.front());
+    tasks.pop_front();
+    copied_id = task.block_id;
+    is_given_up = false;
+    lock.unlock();
+    const int error = store(task);
+    const bool is_removal = task.block_id < 0 && task.content.empty();
+    std::vector<uint8_t>().swap(task.content);  // nobody waits for that
+    lock.lock();
+    if (!is_removal) end(std::move(task.name), error);
+  }
+  has_ended = true;
+  changed.notify_all();
+}
+
+int BlockWriter::Work::store(const Task& task) {
+  const std::string path = directory + '/' + task.name;
   if (task.block_id >= 0) {
     if (!copy(task)) return ECANCELED;
   } else if (task.content.empty()) {
     return ::unlink(path.c_str()) == 0 ? 0 : errno;
   } else {
-    std::memcpy(file_.data(), task.content.data(), task.content.size());
+    std::memcpy(file.data(), task.content.data(), task.content.size());
   }
-  seal_block(key_, task.name, file_.data(), block_bytes_);
-  return write_block_file(path, file_.data(), block_file_bytes(block_bytes_), is_direct_);
+  seal_block(key, task.name, file.data(), block_bytes);
+  return write_block_file(path, file.data(), block_file_bytes(block_bytes), is_direct);
 }
 
 // False where the block was given up before the last layer.
-bool BlockWriter::copy(const Task& task) {
+bool BlockWriter::Work::copy(const Task& task) {
   const KvCacheView& view = task.view;
   int32_t layer = 0;
-  for (; layer < view.num_layers && !is_given_up_; ++layer) {
-    std::memcpy(file_.data() + layer * view.block_bytes(), view.key(layer, task.block_id, 0),
+  for (; layer < view.num_layers && !is_given_up; ++layer) {
+    std::memcpy(file.data() + layer * view.block_bytes(), view.key(layer, task.block_id, 0),
                 view.block_bytes());
   }
   {
-    const std::lock_guard lock(mutex_);
-    copied_id_ = -1;
-    --num_uncopied_;
+    const std::lock_guard lock(mutex);
+    copied_id = -1;
+    --num_uncopied;
   }
-  changed_.notify_all();
+  changed.notify_all();
   return layer == view.num_layers;
-}
-
-void BlockWriter::end(std::string name, int error) {
-  outcomes_.push_back({std::move(name), error});
 }
 
 }  // namespace lmi

@@ -7,16 +7,12 @@
 // being copied another one is evicted; where there is no other, the copy ends with its layer.
 #pragma once
 
-#include <atomic>
-#include <condition_variable>
 #include <cstdint>
-#include <deque>
-#include <mutex>
+#include <memory>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include "common/aligned_memory.h"
 #include "kv/block_pool.h"
 #include "kv/kv_layout.h"
 #include "kv/prefix_hash.h"
@@ -48,39 +44,16 @@ class BlockWriter {
   void give_up(std::string name);
   // What became of files to be written since this was asked before.
   std::vector<Outcome> take_outcomes();
-  // Writes what waits, as far as the time allows, and stops. Idempotent.
+  // Writes what waits, as far as the time allows, and stops; a file that takes longer is left to
+  // the thread. Idempotent, and nothing in a process that was forked from the thread's.
   void close(double timeout_s);
 
  private:
-  struct Task {
-    std::string name;
-    KvCacheView view;
-    int32_t block_id = -1;         // in view; -1: the content is at hand
-    std::vector<uint8_t> content;  // empty, and no block: the file is removed
-  };
-
-  void add(Task task);
-  bool evicted(int32_t block_id, bool is_last);
-  void run();
-  int store(const Task& task);
-  bool copy(const Task& task);
-  void end(std::string name, int error);
+  struct Work;
 
   BlockPool& pool_;
-  const std::string directory_;
-  const HashKey key_;
-  const int64_t block_bytes_;
-  AlignedMemory file_;
-  bool is_direct_ = true;
-  std::atomic<bool> is_given_up_{false};  // the block that is copied
-  std::atomic<int64_t> num_uncopied_{0};  // tasks of blocks
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<Task> tasks_;  // guarded by mutex_, as is what follows
-  int32_t copied_id_ = -1;  // the block that is copied
-  std::vector<Outcome> outcomes_;
-  bool stop_ = false;
-  bool has_ended_ = false;
+  const int32_t process_id_;
+  std::shared_ptr<Work> work_;  // shared with the thread, which a drive that hangs may keep longer
   std::thread thread_;
 };
 

@@ -79,8 +79,10 @@ class DiskBlocks:
         if self._lock_file is not None:
             path, key = str(self._directory), self._key
             self._writer = BlockWriter(pool, memory, path, key, self._block_bytes)
+        self._is_gone = False
+        """The directory was removed: it is made again once nothing waits to be written there."""
         self._maker: threading.Thread | None = None
-        """Who makes the directory again, or couldn't: nothing is written meanwhile."""
+        """Who makes it again, or couldn't: nothing is written meanwhile."""
 
     @property
     def num_blocks(self) -> int:
@@ -100,13 +102,17 @@ class DiskBlocks:
         self._settle()
         name = block_hash.hex()
         is_known = name in self._names or name in self._pending
-        if is_known or self._writer is None or self._maker is not None:
+        if is_known or self._writer is None or self._is_gone:
             return
         num_pending = len(self._pending) + 1
         if num_pending * self._block_bytes > _MAX_PENDING_BYTES or not self._make_room(num_pending):
             return
         self._pending.add(name)
-        self._memory.write_out(self._writer, name + _SUFFIX, block_id)
+        try:
+            self._memory.write_out(self._writer, name + _SUFFIX, block_id)
+        except MemoryError:
+            self._pending.discard(name)
+            self._say("no memory is left to copy blocks that are to be written")
 
     def read(self, hashes: Iterable[bytes]) -> list[bytearray]:
         """The contents of leading blocks, up to the first that isn't there or isn't whole, until
@@ -169,21 +175,21 @@ class DiskBlocks:
                     found.append((status.st_mtime_ns, status.st_size, path))
         found.sort()
         own = [(size, path.stem) for _, size, path in found if path.parent == self._directory]
-        self._names = OrderedDict.fromkeys(name for _, name in own)
+        names = OrderedDict.fromkeys(name for _, name in own)
         excess = sum(size for _, size, _ in found) - self._max_bytes
         self._other_bytes = sum(size for _, size, _ in found) - sum(size for size, _ in own)
-        if self._lock_file is None:
-            return
         for _, size, path in found:
-            if excess <= 0:
+            if excess <= 0 or self._lock_file is None:
                 break
             excess -= size
             if path.parent == self._directory:
-                self._names.pop(path.stem, None)
+                names.pop(path.stem, None)
             else:
                 self._other_bytes -= size
             with suppress(OSError):
                 path.unlink()
+        with self._lock:
+            self._names = names
 
     def _settle(self) -> None:
         """Take notice of what was written."""
@@ -194,14 +200,16 @@ class DiskBlocks:
                 with self._lock:
                     self._names[name] = None
             elif error == errno.ENOENT:
-                self._begin_again()
+                self._is_gone = True
             elif error != errno.ECANCELED:
                 self._say(f"blocks aren't written to {self._directory}: {os.strerror(error)}")
-
-    def _begin_again(self) -> None:
-        if self._maker is None:
+        if self._is_gone and self._maker is None and not self._pending:
             self._maker = threading.Thread(target=self._make_again, name="disk-blocks")
-            self._maker.start()
+            try:
+                self._maker.start()
+            except RuntimeError as error:
+                self._maker = None
+                self._say(f"{self._directory} was removed and isn't made again: {error}")
 
     def _make_again(self) -> None:
         """Begin anew in place of a directory that was removed, under the secret that hashes are
@@ -216,19 +224,20 @@ class DiskBlocks:
         if self._lock_file is not None:
             os.close(self._lock_file)
         self._lock_file = self._take_lock()
-        with self._lock:
-            self._find()
+        self._find()
         log.warning("%s was removed; it is made again, empty", self._directory)
         if self._lock_file is not None:
-            self._maker = None
+            self._maker, self._is_gone = None, False
 
     def _make_room(self, num_new: int) -> bool:
         """Remove the least recently used until so many more fit; whether they do."""
         max_own = (self._max_bytes - self._other_bytes) // self._file_bytes
-        while self._names and len(self._names) + num_new > max_own:
-            with self._lock:
-                name, _ = self._names.popitem(last=False)
-            assert self._writer is not None
+        removed = []
+        with self._lock:
+            while self._names and len(self._names) + num_new > max_own:
+                removed.append(self._names.popitem(last=False)[0])
+        assert self._writer is not None
+        for name in removed:
             self._writer.remove(name + _SUFFIX)
         return num_new <= max_own
 
@@ -257,8 +266,9 @@ class DiskBlocks:
         if not is_whole:
             log.warning("%s is damaged; it is computed again", path)
             self._forget(name)
-            with suppress(OSError):
-                path.unlink()
+            if self.is_writer and name not in self._pending:
+                with suppress(OSError):
+                    path.unlink()
             return None
         with self._lock:
             if name in self._names:

@@ -113,6 +113,7 @@ class Engine(Completing):
             self._state = LifeState.STOPPED
             if self._parts is not None:
                 self._parts.runner.close()
+                await asyncio.to_thread(self._parts.close)
             self._close_thread()
             raise
 

@@ -30,14 +30,14 @@ class RankedBlocks:
         self._own.copy_out(block_id, memoryview(content)[:size])
 
         def put(rank: int, other: Future[bytes]) -> None:
-            if other.exception() is not None:
+            try:
+                content[rank * size : (rank + 1) * size] = other.result()
+                if rank < len(others):
+                    others[rank].add_done_callback(partial(put, rank + 1))
+                else:
+                    writer.write(name, content)
+            except Exception:  # whatever it was, the block isn't there
                 writer.give_up(name)
-                return
-            content[rank * size : (rank + 1) * size] = other.result()
-            if rank < len(others):
-                others[rank].add_done_callback(partial(put, rank + 1))
-            else:
-                writer.write(name, content)
 
         others[0].add_done_callback(partial(put, 1))
 
