@@ -204,6 +204,8 @@ def _cuda_kernels() -> Finding:
     if path is None:
         return Finding("CUDA kernels", library_file.missing())
     reason = select.why_not_native("cuda")
+    if reason is None and "native" not in select.select("cuda").values():
+        reason = f"{select.VARIABLE}={os.environ.get(select.VARIABLE)}"
     use = f"not used unless LMI_OPS=native: {reason}" if reason else "used"
     return Finding("CUDA kernels", f"{library_file.describe(path)}; {use}")
 

@@ -199,7 +199,8 @@ def test_native_kernels_run_unasked_where_they_are_proven(monkeypatch: pytest.Mo
     assert "finds no GPU" in str(select.why_not_native("cuda"))
     capability = [9, 0]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: tuple(capability))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda gpu: tuple(capability))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(library.Library, "unusable_because", lambda *_: None)
     assert set(select.select("cuda", "").values()) == {"native"}
     chosen = select.select("cuda", "rms_norm:torch,launch:torch")
@@ -207,7 +208,7 @@ def test_native_kernels_run_unasked_where_they_are_proven(monkeypatch: pytest.Mo
     assert select.LAUNCH not in chosen
     assert "native" not in select.select("cuda", "torch").values()
     capability[0] = 10
-    assert "proven on compute capability 9.0, and this GPU has 10.0" in str(
+    assert "proven on compute capability 9.0, and a GPU here has 10.0" in str(
         select.why_not_native("cuda")
     )
     assert "native" not in select.select("cuda", "").values()

@@ -59,7 +59,7 @@ class StagedCopies:
         self._fill(room.values.numpy(), part)
         target.copy_(room.values[: len(part)], non_blocking=True)
         if room.copied is not None:
-            room.copied.record()
+            room.copied.record(torch.cuda.current_stream(target.device))
 
     def _fill(self, room: npt.NDArray[np.uint8], part: npt.NDArray[np.uint8]) -> None:
         """By all threads: each page of a mapped file that is read first takes a fault."""

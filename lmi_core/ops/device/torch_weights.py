@@ -158,7 +158,7 @@ class DeviceWeights:
         if not self._is_staged(values):
             target.copy_(as_tensor(values))
         elif _dtype_of(values) != target.dtype:
-            target.copy_(self._put(values))
+            target.copy_(as_tensor(values).to(target.dtype))  # there is no room for both there
         else:
             if self._staged is None:
                 self._staged = StagedCopies(self.device)

@@ -65,7 +65,7 @@ _FILES = {
 LAUNCH = "launch"
 PROVEN = ((9, 0),)
 """Compute capabilities of GPUs on which the native kernels run unasked. On an H100 they ran once:
-all comparisons of ops, memcheck and the step list's runner passed."""
+all comparisons of ops, memcheck, captured steps and the step list's runner passed."""
 _MODULES = {
     "flash": "lmi_core.ops.kernels.flash",
     "native": "lmi_core.ops.kernels.cuda.{file}",
@@ -199,11 +199,12 @@ def why_not_native(device_type: str) -> str | None:
 
     if not torch.cuda.is_available():
         return f"torch {torch.__version__} finds no GPU"
-    capability = torch.cuda.get_device_capability()
-    if capability not in PROVEN:
+    capabilities = map(torch.cuda.get_device_capability, range(torch.cuda.device_count()))
+    capability = next((one for one in capabilities if one not in PROVEN), None)
+    if capability is not None:
         proven = ", ".join(f"{major}.{minor}" for major, minor in PROVEN)
         own = ".".join(map(str, capability))
-        return f"they are proven on compute capability {proven}, and this GPU has {own}"
+        return f"they are proven on compute capability {proven}, and a GPU here has {own}"
     from lmi_core.ops.kernels.cuda import library
 
     try:

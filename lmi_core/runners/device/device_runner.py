@@ -129,15 +129,23 @@ def make_runner(
         try:
             if config.gives_states:
                 raise NotNativeError("sample", "contrastive search reads hidden states")
-            if ranks is not None and not select.asks_cpp():
-                reason = f"ranks have met by it in an emulator alone: {select.VARIABLE}=native asks"
-                raise NotNativeError("all_reduce", reason)
+            if not select.asks_cpp():
+                _refuse_unseen(config, ranks)
             if drafting is not None:
                 raise NotNativeError("take_tokens", "chains of drafts are launched there")
             return CudaRunner(config, model, device, chosen, others_bytes, ranks)
         except NotNativeError as error:
             _log.warning("steps are launched from Python, op by op, because of %s", error)
     return TorchRunner(config, model, device, chosen, others_bytes, ranks, drafting)
+
+
+def _refuse_unseen(config: EngineConfig, ranks: DeviceRanks | None) -> None:
+    """Raise NotNativeError for what has run by such steps in an emulator alone."""
+    asks = f"its kernels haven't been seen on hardware: {select.VARIABLE}=native asks for them"
+    if ranks is not None:
+        raise NotNativeError("all_reduce", asks)
+    if config.lora is not None:
+        raise NotNativeError("lora_add", asks)
 
 
 def find_device(config: EngineConfig) -> torch.device:

@@ -6,6 +6,7 @@ import importlib.util
 import logging
 import re
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from lmi_core.config.targets.host import Host
 from lmi_core.config.targets.launch import Launch, prepare
 from lmi_core.errors import UserError
 from lmi_core.settings.engine_config import EngineConfig
+from lmi_core.settings.lora_config import LoraConfig
 from lmi_core.version import LEAST_TORCH
 from tests.checkpoints import cached_checkpoint
 
@@ -90,14 +92,15 @@ def test_no_extra_for_gpus_compiles_anything() -> None:
 
 
 @pytest.mark.parametrize(("ops", "launched_by"), [("", "Python"), ("native", "C++")])
-def test_ranks_are_launched_by_c_where_that_is_asked_for(
+def test_what_no_gpu_has_seen_is_launched_by_c_where_that_is_asked_for(
     monkeypatch: pytest.MonkeyPatch, ops: str, launched_by: str
 ) -> None:
     monkeypatch.setenv("LMI_OPS", ops)
     monkeypatch.setattr(device_runner, "CudaRunner", lambda *_: "C++")
     monkeypatch.setattr(device_runner, "TorchRunner", lambda *_: "Python")
-    config, model, ranks = EngineConfig(model="any"), object(), object()
-    made = device_runner.make_runner(
-        config, model, torch.device("cuda"), {"launch": "native"}, ranks=ranks
-    )
-    assert made == launched_by
+    device, chosen = torch.device("cuda"), {"launch": "native"}
+    config, lora = EngineConfig(model="any"), EngineConfig(model="any", lora=LoraConfig())
+    make: Callable[..., object] = device_runner.make_runner
+    assert make(config, None, device, chosen) == "C++"
+    assert make(config, None, device, chosen, ranks=object()) == launched_by
+    assert make(lora, None, device, chosen) == launched_by
