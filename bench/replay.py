@@ -162,10 +162,12 @@ async def play(
         texts[i].set_result(prompt + answer)
 
     tasks = [asyncio.create_task(one(i)) for i in range(len(trace))]
-    _, late = await asyncio.wait(tasks, timeout=seconds)
+    done, late = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
     for task in late:
         task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=seconds is not None)
+    await asyncio.gather(*late, return_exceptions=True)
+    for task in done:
+        task.result()
     return served
 
 

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -20,7 +21,10 @@ struct StepShape {
   int32_t num_keys = 0;
   bool has_adapters = false;  // of some rows
 
-  auto operator<=>(const StepShape&) const = default;
+  bool operator<(const StepShape& other) const {  // nvcc compiles C++17
+    return std::tie(num_rows, num_keys, has_adapters) <
+           std::tie(other.num_rows, other.num_keys, other.has_adapters);
+  }
 };
 
 class CapturedSteps {

@@ -223,6 +223,7 @@ class StepLoop:
         except Exception:
             _drop(masks)
             _log.exception("a step couldn't be submitted before the last one completed")
+            self._next_buffer = (self._next_buffer - 1) % len(self._runner.steps)
             ahead.cancel(plan)
             return None
         self._masks.fill(masks)

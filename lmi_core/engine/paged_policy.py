@@ -63,9 +63,10 @@ class PagedPolicy:
 
     def plan(self, behind: Items[Sequence] = ()) -> Plan:
         plan = Plan(behind=behind)
-        self._heavy = self._shares.heavy(self._queues.running, self._info.max_num_seqs)
+        self._look_at_shares()
         self._num_heavy_rows = self._num_light_rows = 0
-        creditor = self._creditor()
+        # Who is in flight keeps its place.
+        creditor = None if behind else self._creditor()
         if creditor is not None:
             preempt(self._queues, self._memory, creditor)
         num_logit_rows = self._decode(plan)
@@ -84,9 +85,13 @@ class PagedPolicy:
     def pass_step(self) -> None:
         self._num_held_steps += 1
 
-    @property
     def preempts(self) -> bool:
+        """Whether somebody who waits takes the place of one that runs, if it were planned now."""
+        self._look_at_shares()
         return self._creditor() is not None
+
+    def _look_at_shares(self) -> None:
+        self._heavy = self._shares.heavy(self._queues.running, self._info.max_num_seqs)
 
     def _creditor(self) -> Sequence | None:
         """A sequence that gives way to one that waits: a less urgent one, or one whose tenant has

@@ -123,7 +123,6 @@ class Policy(Protocol):
         """A step goes by that ``plan`` wasn't asked for: the last one's sequences decode on."""
         ...
 
-    @property
     def preempts(self) -> bool:
         """Whether ``plan`` would take a running sequence's place for one that waits."""
         ...

@@ -49,7 +49,7 @@ class StepsAhead:
         second step: they need the results of theirs. None where results or the place of somebody
         who runs may matter."""
         queues = self._queues
-        if queues.waiting and (self._policy.preempts or self._deadlines.is_due(now_s)):
+        if queues.waiting and (self._policy.preempts() or self._deadlines.is_due(now_s)):
             return None
         behind = going_on(plan.sequences)
         if behind is None:

@@ -192,6 +192,7 @@ class History:
 
     def _submit_ahead(self, before: Plan) -> Submitted | None:
         plan = self.scheduler.ahead.plan(before, self.now_s)
+        assert all(sequence.row >= 0 for sequence in before.sequences), "preempted in flight"
         if plan is None:
             return None
         self.num_ahead += 1

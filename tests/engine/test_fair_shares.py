@@ -94,6 +94,24 @@ def test_no_row_is_given_up_where_nobody_may_be_preempted_or_is_more_urgent() ->
     assert urgent.scheduler.num_preemptions == 0
 
 
+def test_who_is_in_flight_keeps_its_row() -> None:
+    """One whose tenant was served more, but not much more, comes back while a step is in flight."""
+    for num_steps in range(4, 40, 2):
+        history = History(max_num_seqs=4, num_blocks=400, max_num_batched_tokens=8, runs_ahead=True)
+        ask(history, "flood", num_new=400)
+        back = ask(history, "back", num_prompt=40, num_new=1)
+        while not back.sequences[0].num_generated:
+            history.step()
+        for _ in range(8):
+            ask(history, "flood", num_prompt=60, num_new=100)
+        for _ in range(num_steps):
+            history.step()
+        back = ask(history, "back")
+        for _ in range(20):
+            history.step()
+        assert back.sequences[0].num_generated
+
+
 def test_the_more_urgent_goes_first_whatever_its_tenant_was_served() -> None:
     history = History(max_num_seqs=1, num_blocks=200)
     ask(history, "a", num_new=30)

@@ -117,17 +117,19 @@ def test_use_after_fork_is_refused() -> None:
 
 _IN_A_CHILD = """
 import os, sys, warnings
-from lmi_core import Engine, SamplingParams
+from pathlib import Path
+from lmi_core import Engine, EngineConfig, SamplingParams
 
 warnings.simplefilter("ignore", DeprecationWarning)  # newer Pythons advise against it
-path = sys.argv[1]
+path, prefixes = sys.argv[1:]
 
 def generated():
     with Engine(path, own_loop=True) as engine:
         params = SamplingParams(max_new_tokens=4)
         return [event.token_id for event in engine.generate_sync("Once upon", params)]
 
-with Engine(path, own_loop=True) as engine:
+config = EngineConfig(model=Path(path), prefix_cache_dir=Path(prefixes))
+with Engine(config, own_loop=True) as engine:
     read, write = os.pipe()
     if os.fork() == 0:
         os.write(write, repr(generated()).encode())
@@ -138,9 +140,9 @@ with Engine(path, own_loop=True) as engine:
 """
 
 
-def test_a_child_may_start_an_engine_of_its_own_while_the_parents_runs() -> None:
+def test_a_child_may_start_an_engine_of_its_own_while_the_parents_runs(tmp_path: Path) -> None:
     result = subprocess.run(
-        [sys.executable, "-c", _IN_A_CHILD, str(DEMO_MODEL)],
+        [sys.executable, "-c", _IN_A_CHILD, str(DEMO_MODEL), str(tmp_path)],
         capture_output=True,
         text=True,
         timeout=60,
