@@ -45,6 +45,8 @@ OTHER_TESTS = (
         "native_coded_attention",
         "linear_quantized",
         "linear_unpacked",
+        "lora_add",
+        "staged_copies",
         "invariant_ops",
         "flash",
     ),

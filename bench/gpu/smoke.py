@@ -20,9 +20,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bench.gpu.comparison import ALLOWED, randoms, within
 from bench.gpu.kernels import Attention, make_inputs
 from bench.gpu.measure import Item, attempt_each, parse
 from bench.gpu.random_model import random_packed
+from bench.gpu.step_list_items import adapter_items, rank_items
 from lmi_core.ops.device.expert_rows import ExpertTable
 from lmi_core.ops.device.paged_cache import CacheScales
 from lmi_core.ops.device.quantized_rows import QuantizedRows
@@ -30,9 +32,6 @@ from lmi_core.ops.device.torch_weights import DeviceWeight
 from lmi_core.ops.kernels import select
 from lmi_core.runners.device.widest_step import widest_sampling
 
-ALLOWED = {"fp32": 2.0**-16, "bf16": 2.0**-6, "codes": 2.0**-5}
-"""Of what sums up to fp32; of results in bf16; and of rows that were rounded to 8 bits, or of sums
-of fp8 products, of which some devices keep 14 bits."""
 EXPERTS = 8
 _called: set[str] = set()
 """Kernels, also in processes of this run that ended before."""
@@ -42,18 +41,7 @@ def sides(op: str, run: Callable[[Callable[..., Any]], Tensor], format: str) -> 
     """Run an op in both implementations and compare."""
     native, plain = (run(select.function(op, name)).double().cpu() for name in ("native", "torch"))
     largest = max(plain.abs().max().item(), 1e-30)
-    return _within((native - plain).abs().max().item() / largest, ALLOWED[format])
-
-
-def _within(difference: float, allowed: float) -> dict[str, Any]:
-    if not difference <= allowed:  # NaN is wrong, too
-        raise AssertionError(f"a difference of {difference:.2e}, allowed is {allowed:.2e}")
-    return {"difference": difference, "allowed": allowed}
-
-
-def _random(device: str, *shape: int) -> Tensor:
-    generator = torch.Generator().manual_seed(sum(shape))
-    return torch.randn(*shape, generator=generator).to(device)
+    return within((native - plain).abs().max().item() / largest, ALLOWED[format])
 
 
 def _values_of(rows: Tensor | QuantizedRows) -> Tensor:
@@ -67,7 +55,7 @@ def row_items(device: str) -> list[Item]:
 
     def norm(codes: str | None) -> dict[str, Any]:
         def run(op: Callable[..., Any]) -> Tensor:
-            x, addend = _random(device, 5, 1024), _random(device, 5, 1024) + 1
+            x, addend = randoms(device, 5, 1024), randoms(device, 5, 1024) + 1
             weight = torch.ones(1024, device=device)
             y = op(x, weight, 1e-5, out_dtype=torch.bfloat16, addend=addend, codes=codes)
             return _values_of(y)
@@ -76,18 +64,18 @@ def row_items(device: str) -> list[Item]:
 
     def activation(codes: str | None, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
         def run(op: Callable[..., Any]) -> Tensor:
-            x = _random(device, 5, 2048).to(dtype)
+            x = randoms(device, 5, 2048).to(dtype)
             return _values_of(op(x, "silu", out_dtype=torch.bfloat16, codes=codes))
 
         return sides("gated_activation", run, "codes" if codes else "bf16")
 
     def layer_norm(kind: str) -> dict[str, Any]:
-        x, weight = _random(device, 5, 1024) + 2, torch.ones(1024, device=device)
+        x, weight = randoms(device, 5, 1024) + 2, torch.ones(1024, device=device)
         given = (x, weight, weight, 1e-5)
         return sides("norm", lambda op: op(*given, kind=kind, out_dtype=torch.bfloat16), "bf16")
 
     def other_activation(op_name: str, name: str) -> dict[str, Any]:
-        x = _random(device, 5, 2048)
+        x = randoms(device, 5, 2048)
         return sides(op_name, lambda op: op(x, name, out_dtype=torch.bfloat16), "bf16")
 
     activations = ("silu", "gelu_tanh", "gelu", "relu", "relu2")
@@ -106,15 +94,18 @@ def row_items(device: str) -> list[Item]:
 def linear_items(device: str) -> list[Item]:
     def narrow(rows: int) -> dict[str, Any]:
         """As of qkv, gate and up."""
-        x, weight = _random(device, rows, 256).bfloat16(), _random(device, 96, 256).bfloat16()
+        x, weight = (
+            randoms(device, rows, 256).bfloat16(),
+            randoms(device, 96, 256).bfloat16(),
+        )
         return sides("linear", lambda op: op(x, weight, None, out_dtype=torch.bfloat16), "bf16")
 
     def product(op_name: str, format: str, rows: int) -> dict[str, Any]:
-        x = _random(device, rows, 256).bfloat16()
-        weight: Any = _random(device, 96, 256).bfloat16()
+        x = randoms(device, rows, 256).bfloat16()
+        weight: Any = randoms(device, 96, 256).bfloat16()
         if format != "bf16":
             weight = random_packed(96, 256, format, False, torch.device(device))  # type: ignore[arg-type]
-        bias = _random(device, 96)
+        bias = randoms(device, 96)
         return sides(
             op_name, lambda op: op(x, weight, bias), "codes" if format == "fp8" else "fp32"
         )
@@ -123,12 +114,15 @@ def linear_items(device: str) -> list[Item]:
         """Of shapes that cuBLASLt has no algorithm for."""
         from lmi_core.ops.kernels.cuda import library
 
-        x, weight = _random(device, 20, 264).bfloat16(), _random(device, 40, 264).bfloat16()
+        x, weight = (
+            randoms(device, 20, 264).bfloat16(),
+            randoms(device, 40, 264).bfloat16(),
+        )
         y = torch.empty(20, 40, device=device)
         sizes = {"num_rows": 20, "num_outputs": 40, "num_inputs": 264, "y_stride": 40}
         library.call("linear_tiled", x, x=x, weight=weight, y=y, dtype=x.dtype, **sizes)
         expected = x.double() @ weight.double().T
-        return _within(((y - expected).abs().max() / expected.abs().max()).item(), ALLOWED["fp32"])
+        return within(((y - expected).abs().max() / expected.abs().max()).item(), ALLOWED["fp32"])
 
     result = [Item("linear_tiled", tiled)]
     result += [Item(f"linear to bf16, {rows} rows", partial(narrow, rows)) for rows in (8, 40)]
@@ -149,7 +143,7 @@ def _routes(device: str, op: Callable[..., Any], num_rows: int, scoring: str = "
     """Of two of ``EXPERTS`` for each row."""
     groups = {"num_groups": 1, "top_groups": 1, "group_best": 1}
     fixed = {"normalizes": False, "scale": 1.0, "threshold": 0.1, "bias": None, **groups}
-    routes: Tensor = op(_random(device, num_rows, EXPERTS), top_k=2, scoring=scoring, **fixed)
+    routes: Tensor = op(randoms(device, num_rows, EXPERTS), top_k=2, scoring=scoring, **fixed)
     return routes
 
 
@@ -168,7 +162,10 @@ def expert_items(device: str) -> list[Item]:
 
     def product(format: str, num_rows: int) -> dict[str, Any]:
         """In tiles of few rows and of many, after what each expert has on average."""
-        x, bias = _random(device, num_rows, 256).bfloat16(), _random(device, EXPERTS, 96)
+        x, bias = (
+            randoms(device, num_rows, 256).bfloat16(),
+            randoms(device, EXPERTS, 96),
+        )
         routes, table = _routes(device, plain, num_rows), _random_experts(device, format)
         rows = select.function("group_rows", "torch")(routes, EXPERTS)
 
@@ -183,7 +180,7 @@ def expert_items(device: str) -> list[Item]:
 
     def heads(num_rows: int) -> dict[str, Any]:
         """Each head's own matrix, in tiles of few rows and of many."""
-        x = _random(device, num_rows, EXPERTS * 256).bfloat16()
+        x = randoms(device, num_rows, EXPERTS * 256).bfloat16()
         table = _random_experts(device, "bf16")
         return sides("head_linear", lambda op: op(x, table, out_dtype=torch.float32), "fp32")
 
@@ -202,7 +199,7 @@ def expert_items(device: str) -> list[Item]:
 def _random_experts(device: str, format: Any) -> ExpertTable:
     """Of 256 inputs and 96 outputs."""
     if format == "bf16":
-        matrices = [_random(device, 96, 256 + i)[:, i:].bfloat16() for i in range(EXPERTS)]
+        matrices = [randoms(device, 96, 256 + i)[:, i:].bfloat16() for i in range(EXPERTS)]
         linear = select.function("linear", "torch")
         dense = [DeviceWeight(matrix.contiguous()) for matrix in matrices]
         return ExpertTable(dense, lambda expert, *given: _by(linear, dense[expert].matrix, *given))
@@ -231,8 +228,8 @@ def attention_items(device: str) -> list[Item]:
     def rotate(case: Attention, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
         inputs = make_inputs(case, device)
         num_heads = case.num_q_heads + (1 if case.is_latent else 2) * case.num_kv_heads
-        qkv = _random(device, len(inputs.q), num_heads * case.head_dim).to(dtype)
-        angles = _random(device, case.num_keys, case.head_dim // 2)
+        qkv = randoms(device, len(inputs.q), num_heads * case.head_dim).to(dtype)
+        angles = randoms(device, case.num_keys, case.head_dim // 2)
 
         def run(op: Callable[..., Any]) -> Tensor:
             keys, values = inputs.keys.clone(), inputs.values.clone()
@@ -271,61 +268,10 @@ def attention_items(device: str) -> list[Item]:
     ]
 
 
-def rank_items(device: str) -> list[Item]:
-    """Of one rank, which meets nobody: what it gives is its own."""
-    from lmi_core.ops.kernels.cuda import library
-
-    own = _random(device, 5, 96)
-    ids = torch.arange(5, dtype=torch.int32, device=device)
-
-    def meet(name: str, given: Tensor, result: Tensor, **arguments: object) -> dict[str, Any]:
-        from lmi_core.ops.kernels.cuda.nccl import NcclRanks, make_id
-
-        ranks = NcclRanks(make_id(), 0, 1, torch.device(device))
-        library.call(name, given, ranks=ranks.address, num_rows=5, **arguments)
-        difference = (result - given).abs().max().item()
-        ranks.close()
-        return _within(difference, 0.0)
-
-    def all_reduce() -> dict[str, Any]:
-        x = own.clone()
-        return meet("all_reduce", own, x, x=x, num_columns=96)
-
-    def gather_columns() -> dict[str, Any]:
-        parts, y = torch.empty_like(own), torch.empty_like(own)
-        firsts = torch.tensor([0, 96], dtype=torch.int32, device=device)
-        columns = {"first_columns": firsts, "num_columns": 96, "most_columns": 96}
-        return meet("gather_columns", own, y, x=own, parts=parts, y=y, **columns)
-
-    def share_tokens() -> dict[str, Any]:
-        shared = ids.clone()
-        return meet("share_tokens", ids, shared, token_ids=shared)
-
-    def norm_all_heads() -> dict[str, Any]:
-        """64 columns of queries and 16 of keys, of 96."""
-        x, weight = own.clone(), _random(device, 80)
-        shared = {"x": x, "means": own.new_empty(5, 2), "num_rows": 5}
-        shared |= {"stride": 96, "num_q": 64, "num_k": 16}
-        library.call("square_heads", own, num_ranks=1, **shared)
-        library.call("scale_heads", own, weight=weight, eps=1e-5, **shared)
-        expected = own.clone()
-        for part in (slice(0, 64), slice(64, 80)):
-            mean = own[:, part].square().mean(1, keepdim=True)
-            expected[:, part] *= torch.rsqrt(mean + 1e-5) * weight[part]
-        return _within((x - expected).abs().max().item(), 1e-5)
-
-    return [
-        Item("square_heads, scale_heads", norm_all_heads),
-        Item("all_reduce", all_reduce),
-        Item("gather_columns", gather_columns),
-        Item("share_tokens", share_tokens),
-    ]
-
-
 def other_items(device: str) -> list[Item]:
     def sample() -> dict[str, Any]:
         """Filters leave one token: draws from several agree in distribution alone."""
-        logits = _random(device, 6, 5000)
+        logits = randoms(device, 6, 5000)
         inputs = replace(widest_sampling(6, 5), top_p=np.full(6, 1e-6, np.float32))
         return sides(
             "sample",
@@ -336,19 +282,22 @@ def other_items(device: str) -> list[Item]:
     def gather() -> dict[str, Any]:
         from lmi_core.ops.kernels.cuda.rows import gather_rows
 
-        table, ids = _random(device, 50, 96).bfloat16(), torch.tensor([3, 3, 49], device=device)
+        table, ids = (
+            randoms(device, 50, 96).bfloat16(),
+            torch.tensor([3, 3, 49], device=device),
+        )
         rows = gather_rows(table, ids.int(), 2.0)
-        return _within((rows - 2 * table[ids].float()).abs().max().item(), 0.0)
+        return within((rows - 2 * table[ids].float()).abs().max().item(), 0.0)
 
     def copy() -> dict[str, Any]:
         from lmi_core.ops.kernels.cuda.rows import copy_blocks
 
-        store = _random(device, 2, 64, 2, 16)
+        store = randoms(device, 2, 64, 2, 16)
         expected = store.clone()
         expected[:, 32:48] = store[:, 0:16]
         ids = (torch.tensor([number], dtype=torch.int32, device=device) for number in (0, 2))
         copy_blocks(store, *ids, block_size=16)
-        return _within((store - expected).abs().max().item(), 0.0)
+        return within((store - expected).abs().max().item(), 0.0)
 
     return [Item("sample", sample), Item("gather_rows", gather), Item("copy_blocks", copy)]
 
@@ -382,7 +331,8 @@ def not_called() -> dict[str, Any]:
 
 
 def items_of(device: str) -> list[Item]:
-    makers = (row_items, linear_items, expert_items, attention_items, rank_items, other_items)
+    makers = (row_items, linear_items, expert_items, attention_items)
+    makers += (rank_items, adapter_items, other_items)
     items = [item for make in makers for item in make(device)]
     return [*items, Item("kernels that nothing called", not_called)]
 
