@@ -37,6 +37,7 @@ HEADERS = "".join(
     (CSRC / "cuda" / name).read_text()
     for name in (
         "lmi_cuda.h",
+        "lmi_adapters.h",
         "lmi_experts.h",
         "lmi_products.h",
         "lmi_ranks.h",
