@@ -86,6 +86,8 @@ class DiskBlocks:
 
     @property
     def num_blocks(self) -> int:
+        """Those that are whole."""
+        self._settle()
         return len(self._names)
 
     @property

@@ -76,8 +76,9 @@ def test_a_prefix_that_memory_lost_comes_back(tmp_path: Path) -> None:
         async with Engine(config_of(tmp_path), check_integrity=True) as engine:
             first = await ask(engine)
             assert engine._parts is not None
-            assert engine._parts.disk is not None
-            await until(lambda: len(blocks_in(tmp_path)) == NUM_HASHED)
+            disk = engine._parts.disk
+            assert disk is not None
+            await until(lambda: disk.num_blocks == NUM_HASHED)
             engine._parts.runner.pool.clear_cache()
             both = await asyncio.gather(ask(engine), ask(engine))
             for events in both:
