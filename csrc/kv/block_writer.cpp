@@ -113,7 +113,11 @@ std::vector<BlockWriter::Outcome> BlockWriter::take_outcomes() {
 
 void BlockWriter::close(double timeout_s) {
   if (!thread_.joinable()) return;
-  if (::getpid() != process_id_) return thread_.detach();
+  if (::getpid() != process_id_) {
+    // There is no such thread here, and its handle is neither to be joined nor detached.
+    new std::thread(std::move(thread_));
+    return;
+  }
   bool has_ended;
   {
     std::unique_lock lock(work_->mutex);
