@@ -198,15 +198,18 @@ def _ops() -> list[Finding]:
 
 def _cuda_kernels() -> Finding:
     """A library that can't be used is in nobody's way until it is asked for."""
+    from lmi_core.errors import UserError
     from lmi_core.ops.kernels import library_file, select
 
     path = library_file.find()
     if path is None:
         return Finding("CUDA kernels", library_file.missing())
-    reason = select.why_not_native("cuda")
-    if reason is None and "native" not in select.select("cuda").values():
-        reason = f"{select.VARIABLE}={os.environ.get(select.VARIABLE)}"
-    use = f"not used unless LMI_OPS=native: {reason}" if reason else "used"
+    try:
+        is_used = "native" in select.select("cuda").values()
+    except UserError:  # which the ops' own finding says
+        is_used = False
+    reason = select.why_not_native("cuda") or f"LMI_OPS={os.environ.get(select.VARIABLE)}"
+    use = "used" if is_used else f"not used unless LMI_OPS=native: {reason}"
     return Finding("CUDA kernels", f"{library_file.describe(path)}; {use}")
 
 
