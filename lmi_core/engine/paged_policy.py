@@ -71,7 +71,8 @@ class PagedPolicy:
             preempt(self._queues, self._memory, creditor)
         num_logit_rows = self._decode(plan)
         prompts = self._prompts(plan)
-        admits = not plan.num_preempted and not self._holds_back()
+        is_held = not plan.num_preempted and self._holds_back()
+        admits = not plan.num_preempted and not is_held
         if self._shares.are_contested:
             num_logit_rows = self._share(plan, prompts, num_logit_rows, admits=admits)
         else:
@@ -80,6 +81,8 @@ class PagedPolicy:
         if admits:
             self._admit(plan, num_logit_rows)
         plan.num_preempted += creditor is not None
+        if is_held and plan.sequences:  # else it is no step
+            self.pass_step()
         return plan
 
     def pass_step(self) -> None:
@@ -183,10 +186,7 @@ class PagedPolicy:
         return num_logit_rows
 
     def _holds_back(self) -> bool:
-        if not self._queues.running or self._num_held_steps >= self._waiting_steps:
-            return False
-        self._num_held_steps += 1
-        return True
+        return bool(self._queues.running) and self._num_held_steps < self._waiting_steps
 
     def _admit(self, plan: Plan, num_logit_rows: int, before: Sequence | None = None) -> int:
         """Take waiting sequences in, those whose tenants were served less than that of ``before``;

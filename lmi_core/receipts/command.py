@@ -23,6 +23,12 @@ _MAX_SHOWN = 20
 Located = tuple[str, Receipt]
 
 
+class Refusal(str):
+    """Why a receipt can't be asked again, in the place of a difference."""
+
+    __slots__ = ()
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", type=Path, help="receipts, or the directory of serve --record")
     parser.add_argument("--url", help="ask this server instead of loading a model")
@@ -39,8 +45,10 @@ def replay(args: argparse.Namespace, model: Sequence[str], default_model: Path) 
     differences = [f"{where}: {result}" for where, result in results if result is not None]
     for line in [*notes, *differences][:_MAX_SHOWN]:
         print(line)
-    num_equal = len(results) - len(differences)
-    print(f"{num_equal} equal, {len(differences)} not, {len(notes)} can't be replayed")
+    num_refused = sum(isinstance(result, Refusal) for _, result in results)
+    num_equal, num_unequal = len(results) - len(differences), len(differences) - num_refused
+    num_left_out = len(notes) + num_refused
+    print(f"{num_equal} equal, {num_unequal} not, {num_left_out} can't be replayed")
     return 0 if num_equal and not differences else 1
 
 
@@ -93,7 +101,7 @@ async def replay_all(
             try:
                 results[index] = first_difference(receipt, await source.ask(receipt, index))
             except (LmiError, msgspec.ValidationError) as error:
-                results[index] = f"it can't be asked again: {error}"
+                results[index] = Refusal(f"it can't be asked again: {error}")
 
     await asyncio.gather(*(ask_next() for _ in range(parallel)))
     return [(where, results[index]) for index, (where, _) in enumerate(receipts)]

@@ -13,6 +13,7 @@ import pytest
 
 from lmi_core.models.loader import find_model, load_model
 from lmi_core.models.registry import unsupported_setting
+from lmi_core.quantize.gguf.metadata import architecture_of
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.weights.hf_config import read_hf_config
 from tests.checkpoints import cached_checkpoint
@@ -123,10 +124,12 @@ def test_falcons_first_names_are_those_of_today(variant: str, tmp_path: Path) ->
     if config.pop("new_decoder_architecture"):
         config["n_head_kv"] = kv_heads
     (path / "config.json").write_text(json.dumps(config))
-    old_spec = find_model(EngineConfig(model=path)).spec
-    assert replace(old_spec, architecture="FalconForCausalLM") == today
+    old = find_model(EngineConfig(model=path))
+    assert replace(old.spec, architecture="FalconForCausalLM") == today
+    assert architecture_of(old) == "falcon"
 
 
 def test_llamas_first_name(tmp_path: Path) -> None:
     path = with_settings(tmp_path, "llama1", architectures=["LLaMAForCausalLM"])
-    assert find_model(EngineConfig(model=path)).spec.family == "llama"
+    found = find_model(EngineConfig(model=path))
+    assert (found.spec.family, architecture_of(found)) == ("llama", "llama")

@@ -18,7 +18,12 @@ from lmi_core.weights.formats import FloatArray
 from lmi_core.weights.gguf.architectures import ARCHITECTURES, MIXTURES, SIGMOID, SOFTMAX
 from lmi_core.weights.hf_config import HfConfig
 
-_SAME = {"MistralForCausalLM": "LlamaForCausalLM", "DeepseekV3ForCausalLM": "DeepseekV2ForCausalLM"}
+_SAME = {
+    "MistralForCausalLM": "LlamaForCausalLM",
+    "LLaMAForCausalLM": "LlamaForCausalLM",
+    "RWForCausalLM": "FalconForCausalLM",
+    "DeepseekV3ForCausalLM": "DeepseekV2ForCausalLM",
+}
 """What has another's name in GGUF."""
 _QUANTIZATION_VERSION = 2
 _EPS = ("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps", "norm_epsilon", "norm_eps")
