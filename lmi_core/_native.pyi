@@ -281,6 +281,11 @@ class Step:
     def take_tokens(self) -> None:
         """Write these ids, and those of the step that it follows, into ``token_ids``; both are
         executed. Workers of the CPU do so by themselves."""
+    def count_token(self, logit_row: int) -> None:
+        """``take_tokens`` also has the sampling row of a logit row observe the token before it."""
+    @property
+    def counted_rows(self) -> list[int]:
+        """The logit rows of these."""
     def add_mask(self, logit_row: int) -> npt.NDArray[np.uint32]:
         """Restrict what a logit row samples: a writable mask of one bit per token id, lowest first, all
         clear. It may be written until ``set_mask_ready``, also while the step runs: ``sample`` waits."""

@@ -112,7 +112,7 @@ void bind_step(py::module_& m) {
   py::class_<StepBuffer>(m, "Step")
       .def(py::init([](int32_t max_tokens, int32_t max_seqs, int32_t max_logit_rows,
                        int32_t max_logprobs, int32_t max_copies, int32_t block_size,
-                       const BlockTables& block_tables, const SamplingTable& sampling) {
+                       const BlockTables& block_tables, SamplingTable& sampling) {
              const StepCapacity capacity{.max_tokens = max_tokens,
                                          .max_seqs = max_seqs,
                                          .max_logit_rows = max_logit_rows,
@@ -155,6 +155,8 @@ void bind_step(py::module_& m) {
       .def("take_token", &StepBuffer::take_token, py::arg("token_row"), py::arg("source"),
            py::arg("logit_row"))
       .def("take_tokens", &StepBuffer::take_tokens)
+      .def("count_token", &StepBuffer::count_token, py::arg("logit_row"))
+      .def_property_readonly("counted_rows", &StepBuffer::counted_rows)
       .def(
           "add_mask",
           [](const py::object& self, int32_t logit_row) {

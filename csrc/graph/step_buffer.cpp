@@ -8,9 +8,8 @@
 
 namespace lmi {
 
-StepBuffer::StepBuffer(StepCapacity capacity, const BlockTables& tables,
-                       const SamplingTable& sampling)
-    : tables_(tables) {
+StepBuffer::StepBuffer(StepCapacity capacity, const BlockTables& tables, SamplingTable& sampling)
+    : tables_(tables), sampling_(sampling) {
   LMI_CHECK(capacity.max_tokens > 0 && capacity.max_seqs > 0 && capacity.max_logit_rows > 0,
             "capacities must be positive");
   LMI_CHECK(capacity.block_size > 0, "block_size ", capacity.block_size);
@@ -60,6 +59,7 @@ void StepBuffer::clear() {
   view_.mask_ready = nullptr;
   previous_ = nullptr;
   taken_.clear();
+  counted_rows_.clear();
   std::fill(masks_.begin(), masks_.end(), nullptr);
   times = {};
   error.clear();
@@ -209,11 +209,20 @@ void StepBuffer::take_tokens() {
     const int32_t id = taken.source->view_.sampled_ids[taken.logit_row];
     view_.token_ids[taken.token_row] = id >= 0 && id < view_.sampling->vocab_size ? id : 0;
   }
-  if (previous_ == nullptr) return;
-  for (int32_t i = 0; i < view_.num_tokens; ++i) {
+  for (int32_t i = 0; previous_ != nullptr && i < view_.num_tokens; ++i) {
     const int32_t row = previous_rows_[i];
     if (row >= 0) view_.token_ids[i] = std::max(previous_->view_.sampled_ids[row], 0);
   }
+  for (const int32_t row : counted_rows_) {
+    const int32_t id = view_.token_ids[view_.logit_token_rows[row]];
+    sampling_.rows[view_.sampling_rows[row]].observe({&id, 1});
+  }
+}
+
+void StepBuffer::count_token(int32_t logit_row) {
+  LMI_CHECK(logit_row >= 0 && logit_row < view_.num_logit_rows, "logit row ", logit_row);
+  LMI_CHECK(view_.sampling_rows[logit_row] >= 0, "logit row ", logit_row, " samples nothing");
+  counted_rows_.push_back(logit_row);
 }
 
 std::span<uint32_t> StepBuffer::add_mask(int32_t logit_row) {

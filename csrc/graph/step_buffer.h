@@ -24,8 +24,8 @@ struct StepTimes {
 
 class StepBuffer {
  public:
-  // tables and sampling are read through, not copied; they must outlive the buffer.
-  StepBuffer(StepCapacity capacity, const BlockTables& tables, const SamplingTable& sampling);
+  // tables and sampling are used where they are, not copied; they must outlive the buffer.
+  StepBuffer(StepCapacity capacity, const BlockTables& tables, SamplingTable& sampling);
   StepBuffer(const StepBuffer&) = delete;
   StepBuffer& operator=(const StepBuffer&) = delete;
 
@@ -56,6 +56,10 @@ class StepBuffer {
   // step is executed before this one, and stays as it is until this one runs.
   void take_token(int32_t token_row, const StepBuffer& source, int32_t logit_row);
   void take_tokens();
+  // take_tokens() also has the sampling row of a logit row observe the token before it, which is
+  // known no sooner.
+  void count_token(int32_t logit_row);
+  const std::vector<int32_t>& counted_rows() const { return counted_rows_; }
   // The logit rows of the step that it follows, one per token; null if it follows none.
   const int32_t* followed_rows() const {
     return previous_ == nullptr ? nullptr : previous_rows_.data();
@@ -83,9 +87,11 @@ class StepBuffer {
 
   StepView view_;
   const BlockTables& tables_;
+  SamplingTable& sampling_;
   std::unique_ptr<int32_t[]> memory_;
   const StepBuffer* previous_ = nullptr;
   std::vector<int32_t> previous_rows_;
+  std::vector<int32_t> counted_rows_;
   struct TakenToken {
     int32_t token_row;
     int32_t logit_row;

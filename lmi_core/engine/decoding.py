@@ -78,6 +78,8 @@ class Decoded:
         token_ids.append(token_id)
         if self._shares is not None:
             self._shares.note_generated(sequence)
+        if sequence.needs_observe and not sequence.num_scheduled:  # else the step behind does
+            self._memory.observe(sequence, token_id)
         num_generated = num_tokens + 1 - sequence.num_prompt
         self._outputs.append(Output(sequence, token_id, row, num_generated, None))
         return True

@@ -241,7 +241,7 @@ class Scheduler:
             self._shares.note_generated(sequence)
         if reason is not None:
             self.finish(sequence)
-        elif sequence.needs_observe:
+        elif sequence.needs_observe and not sequence.num_scheduled:  # else the step behind does
             self.memory.observe(sequence, token_id)
         return Output(sequence, token_id, logit_row, sequence.num_generated, reason)
 

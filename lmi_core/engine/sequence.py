@@ -50,6 +50,7 @@ class Sequence:
         "error",
         "has_eos",
         "hashes",
+        "is_counted_ahead",
         "is_delivered",
         "is_ending",
         "is_plain",
@@ -111,6 +112,9 @@ class Sequence:
         self.num_first = -1
         """Tokens before those of the second text of a pair."""
         self.needs_observe = request.needs_observe
+        self.is_counted_ahead = False
+        """Whether the worker counts its tokens, for penalties, where the step behind is known
+        before them."""
         self.detokenizer = detokenizer
         self.stop_matcher = stop_matcher
 
@@ -216,9 +220,9 @@ class Sequence:
         return not self.has_eos or length < min_length or length >= self.max_len
 
     def note_plain(self) -> None:
-        """See whether its next tokens hang on nothing but those before: on no grammar, penalties,
-        search or scores of its prompt, or not any more."""
-        is_free = self.matcher is None and not self.needs_observe
+        """See whether its next tokens hang on nothing but those before as the worker knows them: on
+        no grammar, search or scores of its prompt, or not any more."""
+        is_free = self.matcher is None and (self.is_counted_ahead or not self.needs_observe)
         self.is_plain = is_free and not self.is_scoring_prompt
 
     @property

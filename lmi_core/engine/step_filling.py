@@ -40,6 +40,8 @@ def add_following(sequences: list[Sequence], step: Step) -> None:
     )
     for row, sequence in enumerate(sequences, first):
         sequence.ahead_row, sequence.num_ahead = row, 1
+        if sequence.needs_observe:
+            step.count_token(row)
 
 
 def add_known(

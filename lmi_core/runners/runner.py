@@ -55,6 +55,8 @@ class RunnerInfo:
     well have a step each; None: there is no such number."""
     runs_ahead: bool = False
     """Whether the runner is an ``AheadRunner``."""
+    counts_ahead: bool = False
+    """Whether its worker does what ``Step.count_token`` says."""
     verifies_drafts: bool = False
     """Whether several rows of a sequence can be sampled in one step, and all but some leading ones
     be forgotten."""

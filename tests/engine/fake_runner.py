@@ -207,6 +207,7 @@ class FakeModel:
             num_blocks=num_blocks,
             block_size=block_size,
             num_saturating_tokens=num_saturating_tokens,
+            counts_ahead=True,
             verifies_drafts=True,
             has_adapters=has_adapters,
             num_state_columns=NUM_STATE_COLUMNS,
@@ -248,6 +249,9 @@ class FakeModel:
         own_ids = step.view("token_ids").tolist()
         followed_ids = token_ids or [-1] * len(own_ids)
         step_ids = [own if id < 0 else id for own, id in zip(own_ids, followed_ids, strict=True)]
+        for row in step.counted_rows:
+            seen = step_ids[step.view("logit_token_rows")[row]]
+            self.fake_sampling.observe(int(step.view("sampling_rows")[row]), seen)
         self.cached[slots, 0] = step_ids
         self.cached[slots, 1] = step.view("positions")
         self.cached[slots, 2] = self.adapters.of_rows(step)

@@ -91,14 +91,27 @@ def test_decodes_run_ahead_but_for_the_last_token() -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"presence_penalty": 0.5}, {"min_new_tokens": 20, "ignore_eos": False}]
+    "change",
+    [
+        {"presence_penalty": 0.5},
+        {"min_new_tokens": 20, "ignore_eos": False},
+        {"repetition_penalty": 1.3, "frequency_penalty": 0.1, "temperature": 0.7, "seed": 3},
+    ],
 )
-def test_what_depends_on_tokens_waits_for_them(change: dict[str, Any]) -> None:
+@pytest.mark.parametrize("counts_ahead", [True, False])
+def test_who_counts_tokens_runs_ahead(change: dict[str, Any], counts_ahead: bool) -> None:
+    """Where the runner's worker counts what the step in flight samples; else it waits for it."""
+    params = replace(PARAMS, **change)
+
     async def main() -> None:
         runner = FakeRunner(runs_ahead=True)
+        runner.info = replace(runner.info, counts_ahead=counts_ahead)
         async with make_engine(runner) as engine:
-            await collect(engine, [1, 2, 3], replace(PARAMS, **change))
-        assert runner.num_ahead == 0
+            events = await collect(engine, [1, 2, 3], params)
+            assert token_ids(events) == expected_tokens([1, 2, 3], params, eos_ids=[EOS_ID])
+        assert bool(runner.num_ahead) == counts_ahead
+        # The step that ends a text by itself may have one behind it.
+        assert not counts_ahead or 0 <= runner.num_ahead - len(token_ids(events)) + 1 <= 1
 
     run(main())
 

@@ -5,6 +5,22 @@ import pytest
 from lmi_core import _native
 
 BLOCK = 16
+PENALISED = {
+    "temperature": 0.0,
+    "top_k": 0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "typical_p": 1.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.5,
+    "frequency_penalty": 0.0,
+    "seed": 0,
+    "choice": 0,
+    "num_logprobs": -1,
+    "banned_ids": (),
+    "min_tokens": 0,
+    "min_tokens_banned_ids": (),
+}
 
 
 @pytest.fixture
@@ -20,7 +36,7 @@ def step(tables):
     return make_step(tables)
 
 
-def make_step(tables, **sizes):
+def make_step(tables, sampling=None, **sizes):
     defaults = {
         "max_tokens": 64,
         "max_seqs": 4,
@@ -32,7 +48,7 @@ def make_step(tables, **sizes):
     return _native.Step(
         **{**defaults, **sizes},
         block_tables=tables,
-        sampling=_native.SamplingTable(4, 100),
+        sampling=_native.SamplingTable(4, 100) if sampling is None else sampling,
     )
 
 
@@ -109,6 +125,27 @@ def test_tokens_are_taken_from_rows_that_there_are(tables, step):
     ]:
         with pytest.raises(_native.NativeError, match=message):
             step.take_token(*arguments)
+
+
+def test_what_is_taken_is_counted(tables):
+    sampling = _native.SamplingTable(4, 100)
+    for row in (1, 2):
+        sampling.set(row, **PENALISED)
+    source, step = make_step(tables, sampling), make_step(tables, sampling)
+    source.add([7], 0, 1, 1, "last")
+    source.set_result(0, 42, 0.0, [])
+    step.add([3], 0, 1, 2, "last")
+    row = step.add_following([0], [1], [-1])
+    step.count_token(row)
+    assert step.counted_rows == [row]
+    step.follow(source, [-1, 0])
+    step.take_tokens()
+    rows, ids, _ = sampling.gather([1, 2])["seen"]
+    assert (rows.tolist(), ids.tolist()) == ([0], [42])
+    with pytest.raises(_native.NativeError, match="logit row 2"):
+        step.count_token(2)
+    step.clear()
+    assert step.counted_rows == []
 
 
 def test_clear_empties_everything(step):

@@ -183,6 +183,7 @@ class CpuRunner:
             quantize=model.quantize or "",
             kv_dtype=kv_dtype,
             runs_ahead=model.pooling is None,
+            counts_ahead=True,
             verifies_drafts=model.pooling is None,
             draft_model=found.drafted_by,
             has_draft_heads=isinstance(heads, MedusaHeads),
