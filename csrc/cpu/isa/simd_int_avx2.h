@@ -139,8 +139,21 @@ static inline void spread_quads(const uint8_t* source, int64_t num_quads, uint8_
                         _mm256_cvtepi8_epi16(_mm_shuffle_epi8(bytes, pairs)));
   }
 }
-static inline InputQuad broadcast_spread(const uint8_t* source) {
-  return {_mm256_set1_epi32(load_4_bytes(source)), _mm256_set1_epi32(load_4_bytes(source + 4))};
+// The bytes that meet the first half of what was spread, and those that meet the second.
+static inline I32x16 load_even_bytes(const void* source) {
+  const __m256i low = _mm256_set1_epi16(0xff);
+  return {_mm256_and_si256(load_8_ints(source, 0), low),
+          _mm256_and_si256(load_8_ints(source, 1), low)};
+}
+static inline I32x16 load_odd_bytes(const void* source) {
+  return {_mm256_srli_epi16(load_8_ints(source, 0), 8),
+          _mm256_srli_epi16(load_8_ints(source, 1), 8)};
+}
+// The compiler would keep sums in memory and products in the registers.
+static inline void add_products(I32x16& acc, I32x16 bytes, I32x16 input) {
+  acc.low = _mm256_add_epi32(acc.low, _mm256_madd_epi16(bytes.low, input.low));
+  acc.high = _mm256_add_epi32(acc.high, _mm256_madd_epi16(bytes.high, input.high));
+  asm("" : "+x"(acc.low), "+x"(acc.high));
 }
 
 // Codes of few bits don't saturate it: twice the multiply-adds of an instruction, and nothing is
@@ -152,8 +165,11 @@ constexpr int short_quads(int most_code) {
 static inline I32x16 multiply_short(I32x16 codes, I32x16 input) {
   return {_mm256_maddubs_epi16(codes.low, input.low), _mm256_maddubs_epi16(codes.high, input.high)};
 }
+// The compiler would make a tree of such sums, whose products it writes to memory.
 static inline I32x16 add_short(I32x16 a, I32x16 b) {
-  return {_mm256_add_epi16(a.low, b.low), _mm256_add_epi16(a.high, b.high)};
+  __m256i low = _mm256_add_epi16(a.low, b.low), high = _mm256_add_epi16(a.high, b.high);
+  asm("" : "+x"(low), "+x"(high));
+  return {low, high};
 }
 static inline I32x16 add_pairs(I32x16 acc, I32x16 sums) {
   const __m256i ones = _mm256_set1_epi16(1);
