@@ -5,6 +5,9 @@ from __future__ import annotations
 import importlib.util
 import logging
 import re
+import socket
+import urllib.parse
+import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -30,6 +33,10 @@ CODE = ("*.py",)
 _TOKENS = ("HF_TOKEN", "HF_API_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _REFERENCE = re.compile(r"\w[\w.-]*(/\w[\w.-]*)*", re.ASCII)
+
+
+class _UnreachableError(ModelError):
+    """Nobody knows an address of the hub."""
 
 
 def hub_cache(environ: Mapping[str, str]) -> Path:
@@ -103,7 +110,7 @@ def fetch_from_hub(
         if not any(directory.glob("*.safetensors")):
             directory = _download(model_id, revision, cache, environ, [*patterns, *PICKLED])
         return directory
-    except MissingExtraError:
+    except (MissingExtraError, _UnreachableError):
         if found is None:
             raise
         return found
@@ -123,6 +130,8 @@ def fetch_config_from_hub(
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError
     except ImportError:
         return
+    if not _is_known(environ):
+        return
     _log_once()
     for name in ("config.json", "adapter_config.json"):
         try:
@@ -138,6 +147,24 @@ def fetch_config_from_hub(
             if _has_no_such_file(error):
                 continue
         return
+
+
+def _is_known(environ: Mapping[str, str]) -> bool:
+    """Whether the hub's name has an address, or may have one later, or a proxy knows: without, its
+    client would try again for half a minute."""
+    url = urllib.parse.urlsplit(environ.get("HF_ENDPOINT") or "https://huggingface.co")
+    if url.scheme in urllib.request.getproxies() or "all" in urllib.request.getproxies():
+        return True
+    try:
+        return bool(socket.getaddrinfo(url.hostname, url.port))
+    except socket.gaierror as error:
+        return error.errno not in (socket.EAI_NONAME, socket.EAI_NODATA)
+
+
+def _unreachable(name: str) -> str:
+    return (
+        f"the hub can't be reached, and model {name} is neither in the cache nor a directory here"
+    )
 
 
 def _log_once() -> None:
@@ -195,6 +222,8 @@ def _download(
         raise _no_client(model_id) from None
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
+    if not _is_known(environ):
+        raise _UnreachableError(_unreachable(_named(model_id, revision)), field="option.model_id")
     _log_once()
     try:
         path = snapshot_download(
@@ -224,6 +253,6 @@ def _reason(model_id: str, revision: str | None, error: Exception) -> str:
     if kind == "RevisionNotFoundError":
         return f"model {model_id} has no revision {revision}: check option.revision"
     if kind in ("LocalEntryNotFoundError", "OfflineModeIsEnabled"):
-        return f"the hub can't be reached, and model {name} is not in the cache"
+        return _unreachable(name)
     first_line = next(iter(str(error).strip().splitlines()), kind)
     return f"model {name} can't be fetched from the hub ({kind}: {first_line[:200]})"

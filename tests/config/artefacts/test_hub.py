@@ -4,6 +4,7 @@ import sys
 
 import pytest
 
+from lmi_core.config.artefacts import hub as hub_module
 from lmi_core.config.artefacts.fetch import fetch
 from lmi_core.config.artefacts.hub import PATTERNS, fetch_from_hub, find_in_cache, hub_cache
 from lmi_core.config.artefacts.model_source import ModelSource
@@ -19,6 +20,12 @@ from tests.server.configured import server_of
 from .fake_hub import FakeHub
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture(autouse=True)
+def has_address(monkeypatch):
+    """Whatever the names of tests' hubs are."""
+    monkeypatch.setattr(hub_module, "_is_known", lambda environ: True)
 
 
 @pytest.fixture
@@ -136,7 +143,21 @@ def test_a_token_may_have_the_names_that_launchers_know(cache, monkeypatch, name
     assert tokens == ["t", "stronger"]
 
 
-def test_an_unreachable_hub_is_an_error_that_says_so(tmp_path):
+def test_a_hub_without_an_address_is_not_asked_again_and_again(cache, monkeypatch):
+    monkeypatch.undo()
+    monkeypatch.setattr("urllib.request.getproxies", dict)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", pytest.fail)
+    environ = {"HF_ENDPOINT": "http://hub.invalid"}
+    with pytest.raises(ModelError, match="neither in the cache nor a directory here"):
+        fetch_from_hub("org/absent", None, cache, environ)
+    assert fetch_from_hub("org/m", None, cache, environ).name == COMMIT
+    monkeypatch.setattr("urllib.request.getproxies", lambda: {"http": "http://proxy"})
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *a, **k: str(cache))
+    assert fetch_from_hub("org/absent", None, cache, environ) == cache
+
+
+def test_an_unreachable_hub_is_an_error_that_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
     environ = {"HF_ENDPOINT": "http://127.0.0.1:9"}
     with pytest.raises(ModelError, match="hub can't be reached, and model org/absent"):
         fetch_from_hub("org/absent", None, tmp_path, environ)
