@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -26,7 +27,14 @@ class Connection(RequestHandler):
     ones from their first byte. Between requests the keep-alive timeout of the HTTP library holds.
     """
 
-    __slots__ = ("_deadline", "_head_timeout_s", "_in_request", "_path", "_refuse")
+    __slots__ = (
+        "_deadline",
+        "_head_timeout_s",
+        "_in_request",
+        "_is_resuming",
+        "_path",
+        "_refuse",
+    )
 
     def __init__(
         self, server: web.Server, *, refuse: Refuse, head_timeout_s: float, **settings: Any
@@ -36,6 +44,7 @@ class Connection(RequestHandler):
         self._head_timeout_s = head_timeout_s
         self._path = b""
         self._in_request = False
+        self._is_resuming = False
         self._deadline: asyncio.TimerHandle | None = None
         self._await_head()
 
@@ -57,6 +66,20 @@ class Connection(RequestHandler):
         has_head = self._in_request or self._messages
         if self._deadline is None and not has_head and not self._force_close:
             self._await_head()
+
+    def resume_reading(self, *args: Any, **options: Any) -> None:
+        """What was held back follows in a later turn of the loop: a few received bytes can be many
+        megabytes when decompressed, which their reader would go through in one turn."""
+        if not self._reading_paused:
+            super().resume_reading(*args, **options)
+        elif not self._is_resuming:
+            self._is_resuming = True
+            asyncio.get_running_loop().call_soon(partial(self._resume, *args, **options))
+
+    def _resume(self, *args: Any, **options: Any) -> None:
+        self._is_resuming = False
+        if self.transport is not None:
+            super().resume_reading(*args, **options)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self.request_arrived()

@@ -7,6 +7,7 @@ import gzip
 import json
 import socket
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -161,6 +162,43 @@ def test_a_body_that_grows_when_decompressed_is_413() -> None:
             body = gzip.compress(b" " * 10_000_000)
             answer = await served.raw(http_request(body, "Content-Encoding: gzip"))
             assert answer.startswith(b"HTTP/1.1 413 ")
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("num_bytes", [60_000_000, 300_000_000])
+def test_bodies_are_decompressed_a_piece_at_a_time(num_bytes: int) -> None:
+    """Within the limit, and behind the refusal. (The server's loop is watched.)"""
+    body = gzip.compress(b" " * num_bytes, compresslevel=1)
+
+    async def run() -> None:
+        async with serving() as served:
+            reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+            writer.write(http_request(body, "Content-Encoding: gzip", "Connection: close"))
+            expected = 424 if num_bytes < 64 << 20 else 413
+            assert (await reader.readline()).startswith(f"HTTP/1.1 {expected} ".encode())
+            with suppress(ConnectionResetError):  # by a server that stopped reading it
+                await reader.read()
+            writer.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "identity"])
+def test_long_bodies_arrive_whole(encoding: str) -> None:
+    """And the next request of their connection behind them."""
+    text = "".join(chr(65 + i * i % 57) for i in range(3_000_000))
+    body = json.dumps(
+        {"inputs": "x", "ignored": text, "parameters": {"max_new_tokens": 2}}
+    ).encode()
+    sent = gzip.compress(body, compresslevel=1) if encoding == "gzip" else body
+
+    async def run() -> None:
+        async with serving() as served:
+            first = http_request(sent, f"Content-Encoding: {encoding}")
+            second = http_request(b'{"inputs": "x"}', "Connection: close")
+            answer = await served.raw(first + second)
+            assert answer.count(b"HTTP/1.1 200 OK") == 2
 
     asyncio.run(run())
 
