@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
+from functools import partial
 from json.encoder import encode_basestring as quote
 from typing import Any
 
-from lmi_core.engine.outputs import FinishReason, PromptToken, TokenEvent, TokenLogprob
+from lmi_core.engine.outputs import FinishReason, PromptToken, TokenEvent
 from lmi_core.tools.calls import CallArguments, CallStart, Content, Piece, Reasoning
 from lmi_core.tools.reader import TextParser
 from lmi_server.dialects.base import Renderer
-from lmi_server.dialects.encode import encoded
+from lmi_server.dialects.encode import Shown, encoded
 from lmi_server.dialects.openai.chat_tools import AnswerForm
 from lmi_server.dialects.openai.output import (
     TEXT,
@@ -26,6 +27,11 @@ from lmi_server.dialects.openai.output import (
     token_text,
 )
 
+_Entry = tuple[int, str, float | None]
+"""A token's id, its text and its log-probability."""
+_Scored = tuple[_Entry, tuple[_Entry, ...]]
+"""A generated token, and the likeliest in its place."""
+
 
 class _Choice:
     """One choice's message as it grows."""
@@ -33,7 +39,7 @@ class _Choice:
     def __init__(self, form: AnswerForm | None, before: str = "") -> None:
         """``before``: what the content begins with that the model didn't write."""
         self.token_ids: list[int] = []
-        self.logprobs: list[dict[str, Any]] = []
+        self.logprobs: list[_Scored] = []
         self.finish_reason: str | None = None
         self._texts = [before] if before else []
         self._calls: list[tuple[str, list[str]]] = []
@@ -99,7 +105,7 @@ class ChatRenderer(Renderer):
             if event.token_id >= 0:
                 choice.token_ids.append(event.token_id)
             if self._answer.logprobs:
-                choice.logprobs.append(_logprob(event, self._answer))
+                choice.logprobs.append(_scored(event))
         return b""
 
     def finish(self) -> bytes:
@@ -110,10 +116,11 @@ class ChatRenderer(Renderer):
         return encoded(value, compact=self._answer.compact)
 
     def _object(self, index: int, choice: _Choice) -> dict[str, Any]:
+        content = Shown(choice.logprobs, partial(_logprob, answer=self._answer))
         shown = {
             "index": index,
             "message": choice.message(),
-            "logprobs": {"content": choice.logprobs} if self._answer.logprobs else None,
+            "logprobs": {"content": content} if self._answer.logprobs else None,
             "finish_reason": choice.finish_reason,
         }
         if self._answer.extras.token_ids:
@@ -231,10 +238,13 @@ class ChatLinesRenderer(Renderer):
         """``event``: whose log-probability to report, if asked for."""
         answer, extras = self._answer, self._answer.extras
         told = None if event is None or event.token_id < 0 else event
+        logprobs = None
+        if answer.logprobs and told:
+            logprobs = {"content": [_logprob(_scored(told), answer)]}
         shown: dict[str, Any] = {
             "index": choice,
             "delta": delta,
-            "logprobs": {"content": [_logprob(told, answer)]} if answer.logprobs and told else None,
+            "logprobs": logprobs,
             "finish_reason": finish,
         }
         chunk: dict[str, Any] = answer.head("chat.completion.chunk")
@@ -269,16 +279,22 @@ class ChatSseRenderer(ChatLinesRenderer):
         return f"data: {chunk}\n\n"
 
 
-def _logprob(event: TokenEvent, answer: Answer) -> dict[str, Any]:
-    top = [_entry(token, answer) for token in event.top]
-    return {**_entry(event, answer), "top_logprobs": top}
+def _scored(event: TokenEvent) -> _Scored:
+    top = tuple([(token.token_id, token.text, token.logprob) for token in event.top])
+    return (event.token_id, token_text(event), event.logprob), top
 
 
-def _entry(token: TokenEvent | TokenLogprob, answer: Answer) -> dict[str, Any]:
+def _logprob(scored: _Scored, answer: Answer) -> dict[str, Any]:
+    token, top = scored
+    return {**_entry(token, answer), "top_logprobs": [_entry(token, answer) for token in top]}
+
+
+def _entry(entry: _Entry, answer: Answer) -> dict[str, Any]:
+    token_id, text, logprob = entry
     return {
-        "token": answer.token_name(token),
-        "logprob": finite(token.logprob),
-        "bytes": list(token_text(token).encode()),
+        "token": answer.name_of(token_id, text),
+        "logprob": finite(logprob),
+        "bytes": list(text.encode()),
     }
 
 

@@ -61,7 +61,11 @@ class Answer:
 
     def token_name(self, token: TokenEvent | PromptToken | TokenLogprob) -> str:
         """What log-probabilities call a token."""
-        return f"token_id:{token.token_id}" if self.extras.tokens_as_ids else token_text(token)
+        return self.name_of(token.token_id, token_text(token))
+
+    def name_of(self, token_id: int, text: str) -> str:
+        """The same of a token's id and text."""
+        return f"token_id:{token_id}" if self.extras.tokens_as_ids else text
 
     def prompt_fields(self, prompt: Sequence[PromptToken] | None) -> dict[str, Any]:
         """What a whole answer says of the tokens of a prompt, as far as it was asked for."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import json
+from json import JSONEncoder
+from typing import Any
 
 import pytest
 
-from lmi_server.dialects.encode import encoded
+from lmi_server.dialects.encode import Shown, encoded
 
 
 @pytest.mark.parametrize(
@@ -18,6 +21,7 @@ from lmi_server.dialects.encode import encoded
         [[{"x": 1.5, "y": '\n"é'}] * 3, [True, None]],
         {"long": list(range(1000)), "after": [{"deep": [["a"] * 129, []]}] * 64},
         [{"i": i, "top": {str(j): -0.25 for j in range(5)}} for i in range(200)],
+        [{"choice": i, "tokens": [{"top": [i, {}]}] * 70} for i in range(66)],
         "text",
         7,
     ],
@@ -26,3 +30,45 @@ def test_the_bytes_are_those_of_one_piece(value: object) -> None:
     assert encoded(value) == json.dumps(value, ensure_ascii=False).encode()
     compact = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     assert encoded(value, compact=True) == compact.encode()
+
+
+@pytest.mark.parametrize("num_items", [0, 1, 64, 200])
+@pytest.mark.parametrize("num_choices", [1, 65])
+def test_what_is_shown_is_encoded_and_gone(num_items: int, num_choices: int) -> None:
+    shown = [Shown(list(range(num_items)), lambda i: {"i": [i]}) for _ in range(num_choices)]
+    expected = [{"a": [{"i": [i]} for i in range(num_items)], "b": 1}] * num_choices
+    value = [{"a": each, "b": 1} for each in shown]
+    assert encoded(value) == json.dumps(expected).encode()
+    assert not any(each.items for each in shown)
+
+
+def test_what_is_shown_is_not_there_at_once() -> None:
+    """Else a collection behind it would look at all of it, with the lock held."""
+    most = 0
+
+    def show(number: int) -> Any:
+        nonlocal most
+        most = max(most, sum(type(each) is _Made for each in gc.get_objects()))
+        return [_Made([number])]
+
+    encoded(Shown(list(range(1000)), show))
+    assert most < 200
+
+
+class _Made(list[int]):
+    pass
+
+
+def test_no_call_encodes_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor where each of many choices is long."""
+    encode, lengths = JSONEncoder.encode, []
+
+    def spy(self: JSONEncoder, value: object) -> str:
+        lengths.append(len(text := encode(self, value)))
+        return text
+
+    tokens = [{"token": "a", "bytes": [97]}] * 500
+    choices = [{"index": i, "tokens": tokens, "shown": Shown([1] * 500, str)} for i in range(128)]
+    monkeypatch.setattr(JSONEncoder, "encode", spy)
+    assert len(encoded(choices)) > 2_000_000
+    assert max(lengths) < 4096

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from typing import Any
 
 import pytest
 
+from lmi_core.engine.outputs import TokenEvent, TokenLogprob
 from lmi_core.errors import UserError
 from lmi_core.text.chat import ChatTemplate
 from lmi_server.dialects.base import Call, ParsedCall
@@ -88,6 +90,21 @@ def test_logprobs_and_choices() -> None:
     assert (first["token"], first["logprob"], first["bytes"]) == (" a", -0.5, [32, 97])
     assert [top["token"] for top in first["top_logprobs"]] == ["t0", "t1"]
     assert answer["usage"]["completion_tokens"] == 4
+
+
+def test_collections_pass_over_logprobs() -> None:
+    """They hold the loop while they look at what many choices with the likeliest tokens keep."""
+    renderer = parse(logprobs=True, top_logprobs=20).renderer
+    gc.collect()
+    num_before = len(gc.get_objects())
+    for i in range(500):
+        top = tuple(TokenLogprob(j, f"t{i} {j}", -0.5 - j) for j in range(20))
+        renderer.feed(0, [TokenEvent("r", 0, i, "a", token="a", logprob=-0.5, top=top)])
+    del top
+    gc.collect()
+    assert len(gc.get_objects()) - num_before < 200
+    content = json.loads(renderer.finish())["choices"][0]["logprobs"]["content"]
+    assert [len(entry["top_logprobs"]) for entry in content] == [20] * 500
 
 
 def test_text_parts_are_joined() -> None:
