@@ -69,10 +69,41 @@ class _Logprobs:
         }
 
 
+class _Echoed:
+    """The log-probabilities of a prompt, made once for all its choices, and only when the first is
+    shown: of a long prompt with the likeliest tokens, that takes long."""
+
+    def __init__(
+        self,
+        prompt: Sequence[PromptToken],
+        name_of: Callable[[TokenEvent | PromptToken | TokenLogprob], str],
+    ) -> None:
+        self._prompt = prompt
+        self._name_of = name_of
+        self._logprobs: _Logprobs | None = None
+
+    def before(self, output: _Logprobs) -> _Logprobs:
+        """A choice's log-probabilities, the prompt's before its output's."""
+        if self._logprobs is None:
+            self._logprobs = _Logprobs()
+            offset = 0
+            for token in self._prompt:
+                self._logprobs.add(token, token.logprob, offset, self._name_of)
+                offset += len(token.text)
+        prompt = self._logprobs
+        return _Logprobs(
+            prompt.tokens + output.tokens,
+            prompt.token_logprobs + output.token_logprobs,
+            prompt.top_logprobs + output.top_logprobs,
+            prompt.text_offset + output.text_offset,
+        )
+
+
 class _Choice:
     """Text and log-probabilities that are to be sent: all of them, or a chunk's."""
 
     __slots__ = (
+        "echoed",
         "finish_reason",
         "has_begun",
         "likelihood",
@@ -91,6 +122,8 @@ class _Choice:
         self.tells_prompt = True
         """Nothing was said of its prompt yet."""
         self.logprobs = _Logprobs()
+        self.echoed: _Echoed | None = None
+        """What comes before these."""
         self.likelihood = Likelihood()
         self.num_chars = 0
         self.finish_reason: str | None = None
@@ -102,7 +135,9 @@ class _Choice:
 
     def take(self) -> tuple[str, _Logprobs]:
         text, logprobs = "".join(self.texts), self.logprobs
-        self.texts, self.logprobs = [], _Logprobs()
+        if self.echoed is not None:
+            logprobs = self.echoed.before(logprobs)
+        self.texts, self.logprobs, self.echoed = [], _Logprobs(), None
         return text, logprobs
 
 
@@ -116,6 +151,7 @@ class _Collector:
         self.usage = Usage()
         self.candidates = [_Choice() for _ in range(answer.num_prompts * num_candidates)]
         self._prompts: dict[int, tuple[PromptToken, ...]] = {}
+        self._echoed: dict[int, _Echoed] = {}
 
     def add(self, index: int, event: TokenEvent) -> int | None:
         """The number of the sequence that the event belongs to; None: it is about the prompt."""
@@ -128,7 +164,7 @@ class _Collector:
             choice.has_begun = True
             choice.prompt = self._prompts.get(index)
             if self.echo is not None:
-                self._begin_with_prompt(choice, self.echo.prompts[index])
+                self._begin_with_prompt(choice, index, self.echo.prompts[index])
         if event.finish_reason is not None:
             choice.finish_reason = finish_word(event.finish_reason)
         self.usage.add(event)
@@ -145,13 +181,12 @@ class _Collector:
         choice.add_text(event.text)
         return number
 
-    def _begin_with_prompt(self, choice: _Choice, prompt: str) -> None:
+    def _begin_with_prompt(self, choice: _Choice, index: int, prompt: str) -> None:
         choice.add_text(prompt)
-        offset = 0
-        if self.answer.logprobs:
-            for token in choice.prompt or ():
-                choice.logprobs.add(token, token.logprob, offset, self.answer.token_name)
-                offset += len(token.text)
+        if self.answer.logprobs and choice.prompt:
+            if index not in self._echoed:
+                self._echoed[index] = _Echoed(choice.prompt, self.answer.token_name)
+            choice.echoed = self._echoed[index]
 
     def choices(self) -> list[_Choice]:
         """Those to return of every prompt: all in order, or the best, the likeliest first."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import time
 from typing import Any
 
 import pytest
 
+from lmi_core.engine.outputs import FinishReason, PromptToken, TokenEvent, TokenLogprob
 from lmi_core.structured.grammar import Grammar
 from lmi_core.text.chat import ChatTemplate
 from lmi_server.dialects.base import Call, ParsedCall
@@ -16,6 +18,7 @@ from lmi_server.dialects.openai.openai import OpenAIProtocol
 from tests.server.dialects.lmi.test_lmi_formats import render
 from tests.server.fake_engine import FakeEngine
 from tests.server.harness import serving
+from tests.server.watchdog import ALLOWANCE, LIMIT_S
 
 TEMPLATE = ChatTemplate(
     {
@@ -113,6 +116,27 @@ def test_logprobs_of_a_completion_and_its_echo() -> None:
     parts = [chunk["choices"][0]["logprobs"] for chunk in streamed]
     for name, whole in choice["logprobs"].items():
         assert [item for part in parts for item in part[name]] == whole
+
+
+def test_a_long_echo_of_many_choices_waits_for_the_end() -> None:
+    """Where it is shown off the loop, and made once for all of them."""
+    renderer = parse({**TEXT, "logprobs": 20, "echo": True, "n": 64}).renderer
+    top = tuple(TokenLogprob(i, f"t{i}", -1.0 - i) for i in range(20))
+    prompt = (PromptToken(1, "He", None), *[PromptToken(2, " is", -0.5, top)] * 1999)
+    events = [TokenEvent("r", 0, -1, "", prompt=prompt)]
+    for i in range(64):
+        event = TokenEvent("r", i, 3, " a", token=" a", logprob=-0.5 - i, num_generated_tokens=1)
+        event.finish_reason = FinishReason.LENGTH
+        events.append(event)
+    started_s = time.thread_time()
+    renderer.feed(0, events)
+    assert time.thread_time() - started_s < ALLOWANCE * LIMIT_S
+    for i, choice in enumerate(json.loads(renderer.finish())["choices"]):
+        logprobs = choice["logprobs"]
+        assert logprobs["tokens"] == ["He", *[" is"] * 1999, " a"]
+        assert logprobs["token_logprobs"] == [None, *[-0.5] * 1999, -0.5 - i]
+        assert [len(each or ()) for each in logprobs["top_logprobs"]] == [0, *[21] * 1999, 1]
+        assert logprobs["text_offset"][-2:] == [2 + 3 * 1998, len(TEXT["prompt"])]
 
 
 def test_echo_of_token_ids_without_logprobs() -> None:
