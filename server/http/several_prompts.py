@@ -108,6 +108,28 @@ async def merged(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+async def numbered(
+    batches: AsyncGenerator[Sequence[TokenEvent], None],
+) -> AsyncGenerator[NumberedEvents, None]:
+    """The events of the only request, as ``merged`` has them."""
+    async with aclosing(batches):
+        async for events in batches:
+            yield [(0, events)]
+
+
+async def in_turns(
+    batches: AsyncGenerator[NumberedEvents, None],
+) -> AsyncGenerator[NumberedEvents, None]:
+    """Each event by itself, in a turn of its own: where the first one of every choice tells of the
+    whole prompt, they would hold the loop together."""
+    async with aclosing(batches):
+        async for batch in batches:
+            for index, events in batch:
+                for event in events:
+                    yield [(index, [event])]
+                    await asyncio.sleep(0)
+
+
 @contextmanager
 def _naming(index: int) -> Iterator[None]:
     """Have an error of one of a call's prompts say which one it is."""

@@ -25,7 +25,9 @@ from lmi_server.http.several_prompts import (
     NumberedEvents,
     collect_all,
     collect_one,
+    in_turns,
     merged,
+    numbered,
     take_turns,
 )
 from lmi_server.http.tenants import owned
@@ -64,20 +66,7 @@ async def respond(
         requests.append(await truncated(backend, asked, parsed.truncate_prompt_tokens))
     meter.submit(backend.info.model, requests, parsed.prompt_field)
     if parsed.renderer.streams:
-        if len(requests) == 1:
-            feed = partial(_feed, parsed.renderer, meter, 0)
-            if isinstance(backend, Publisher):
-                pushed = PushedBatches(backend, requests[0])
-                attach = partial(_attach, pushed, request.transport, feed)
-                times = send_timeout_s, limits
-                return await _stream(request, pushed, feed, parsed, meter, *times, attach)
-            batches = backend.generate_batches(requests[0])
-            return await _stream(request, batches, feed, parsed, meter, send_timeout_s, limits)
-        batches_of_all = merged(backend, requests)
-        feed_all = partial(_feed_all, parsed.renderer, meter)
-        return await _stream(
-            request, batches_of_all, feed_all, parsed, meter, send_timeout_s, limits
-        )
+        return await _streamed(request, backend, requests, parsed, meter, send_timeout_s, limits)
     try:
         async with AnswerDeadline(meter, limits):
             if len(requests) == 1:
@@ -87,6 +76,35 @@ async def respond(
     except EngineError as error:
         return _failed(parsed, meter, error)
     return _whole(parsed, await rendered(parsed.renderer.finish, num_items(parsed, meter)))
+
+
+async def _streamed(
+    request: web.Request,
+    backend: Generates,
+    requests: Sequence[GenerationRequest],
+    parsed: ParsedCall,
+    meter: RequestMeter,
+    send_timeout_s: float,
+    limits: AnswerLimits,
+) -> web.StreamResponse:
+    times = send_timeout_s, limits
+    tells_prompts = requests[0].params.prompt_logprobs is not None
+    if len(requests) == 1 and not tells_prompts:
+        feed = partial(_feed, parsed.renderer, meter, 0)
+        if isinstance(backend, Publisher):
+            pushed = PushedBatches(backend, requests[0])
+            attach = partial(_attach, pushed, request.transport, feed)
+            return await _stream(request, pushed, feed, parsed, meter, *times, attach)
+        batches = backend.generate_batches(requests[0])
+        return await _stream(request, batches, feed, parsed, meter, *times)
+    if len(requests) == 1:
+        batches_of_all = numbered(backend.generate_batches(requests[0]))
+    else:
+        batches_of_all = merged(backend, list(requests))
+    if tells_prompts:
+        batches_of_all = in_turns(batches_of_all)
+    feed_all = partial(_feed_all, parsed.renderer, meter)
+    return await _stream(request, batches_of_all, feed_all, parsed, meter, *times)
 
 
 def _whole(parsed: ParsedCall, body: bytes) -> web.Response:
