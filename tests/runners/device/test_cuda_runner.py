@@ -115,7 +115,7 @@ def test_latent_attention(
 
 def test_latents_of_wide_heads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """As large as published models have them; in two chunks, then over several splits."""
-    sizes = {"num_hidden_layers": 2, "kv_lora_rank": 512, "qk_rope_head_dim": 64}
+    sizes = {"num_hidden_layers": 1, "kv_lora_rank": 512, "qk_rope_head_dim": 64}
     model = make_checkpoint(tmp_path / "model", "deepseek_v3", dtype="bfloat16", **sizes)
     config = configured(
         overlap=False, max_model_len=400, max_num_batched_tokens=192, kv_cache_bytes=8 << 20
