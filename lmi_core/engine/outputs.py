@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass
 from enum import StrEnum
 
+import msgspec
+
 from lmi_core.weights.formats import FloatArray
 
 
@@ -21,8 +23,9 @@ class FinishReason(StrEnum):
     """The prompt has its vector or score; nothing is generated."""
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
+# A long prompt's log-probabilities are many: collections of garbage, which hold all threads, would
+# look at each of the next two kinds.
+class TokenLogprob(msgspec.Struct, frozen=True, gc=False):
     """One of the most likely tokens at a position; ``logprob`` is a natural logarithm."""
 
     token_id: int
@@ -30,8 +33,7 @@ class TokenLogprob:
     logprob: float
 
 
-@dataclass(frozen=True, slots=True)
-class PromptToken:
+class PromptToken(msgspec.Struct, frozen=True, gc=False):
     """A token of the prompt; the first one has no log-probability."""
 
     token_id: int
