@@ -10,6 +10,10 @@ from lmi_core.engine.policy import Plan, Queues, preempt
 from lmi_core.engine.sequence import Sequence
 from lmi_core.runners.runner import RunnerInfo
 
+_RANKED_OF_A_ROW = 20
+"""A prompt's row with so many more of the likeliest tokens counts as one more: taking all of a step
+over would hold the event loop."""
+
 
 class PagedPolicy:
     """Decode rows first, then prompts in progress, then waiting sequences, in chunks that fill the
@@ -270,7 +274,10 @@ class PagedPolicy:
         if self._takes_whole:
             num_tokens = num_pending
         if sequence.is_scoring_prompt:
-            num_tokens = num_rows = min(num_tokens, num_logit_rows)
+            num_ranked = sequence.request.request.params.prompt_logprobs or 0
+            weight = 1 if self._takes_whole else max(1, num_ranked // _RANKED_OF_A_ROW)
+            num_tokens = min(num_tokens, num_logit_rows, max(1, num_logit_rows // weight))
+            num_rows = min(num_tokens * weight, num_logit_rows)
         elif num_tokens == num_pending and not num_logit_rows:
             num_tokens, num_rows = num_tokens - 1, 0
         else:

@@ -12,6 +12,7 @@ from lmi_core.engine.engine import Engine
 from lmi_core.engine.outputs import FinishReason
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.sampling_params import SamplingParams
+from lmi_core.engine.stats import EngineObserver, StepRecord
 from lmi_core.errors import CapacityError, UserError
 from tests.engine.fake_runner import FakeRunner
 from tests.engine.harness import (
@@ -45,6 +46,33 @@ def test_a_pool_smaller_than_the_context_bounds_requests() -> None:
             await assert_nothing_leaked(engine)
 
     run(main())
+
+
+@pytest.mark.parametrize(("num_ranked", "most"), [(20, 16), (40, 8), (100, 3), (1000, 1)])
+def test_many_ranked_tokens_take_the_place_of_a_prompts_rows(num_ranked: int, most: int) -> None:
+    """Sixteen rows of a step with twenty each."""
+
+    async def main() -> None:
+        runner = FakeRunner(max_logprobs=1000, max_logit_rows=16, vocab_size=2000)
+        watch = Sizes()
+        async with make_engine(runner, observer=watch) as engine:
+            params = SamplingParams(max_new_tokens=1, prompt_logprobs=num_ranked)
+            events = await collect(engine, PROMPT, params)
+            assert events[0].prompt is not None
+            assert [len(token.top) for token in events[0].prompt[1:]] == [num_ranked] * 39
+        assert max(watch.num_tokens) == most
+
+    run(main())
+
+
+class Sizes(EngineObserver):
+    """Notes the tokens of each step."""
+
+    def __init__(self) -> None:
+        self.num_tokens: list[int] = []
+
+    def on_step(self, step: StepRecord) -> None:
+        self.num_tokens.append(step.num_tokens)
 
 
 def test_queue_bound() -> None:
