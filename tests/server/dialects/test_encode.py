@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import json
 from json import JSONEncoder
-from typing import Any
 
 import pytest
 
@@ -44,19 +42,22 @@ def test_what_is_shown_is_encoded_and_gone(num_items: int, num_choices: int) -> 
 
 def test_what_is_shown_is_not_there_at_once() -> None:
     """Else a collection behind it would look at all of it, with the lock held."""
-    most = 0
-
-    def show(number: int) -> Any:
-        nonlocal most
-        most = max(most, sum(type(each) is _Made for each in gc.get_objects()))
-        return [_Made([number])]
-
-    encoded(Shown(list(range(1000)), show))
-    assert most < 200
+    encoded(Shown(list(range(1000)), lambda number: [_Made([number])]))
+    assert 0 < _Made.most < 200
 
 
 class _Made(list[int]):
-    pass
+    """Counts how many there are."""
+
+    num_alive = most = 0
+
+    def __init__(self, items: list[int]) -> None:
+        super().__init__(items)
+        _Made.num_alive += 1
+        _Made.most = max(_Made.most, _Made.num_alive)
+
+    def __del__(self) -> None:
+        _Made.num_alive -= 1
 
 
 def test_no_call_encodes_much(monkeypatch: pytest.MonkeyPatch) -> None:
