@@ -3,10 +3,10 @@
     python -m bench.ranks --shape 160m --degree 2 --rows 1 8 --rounds 5
 
 One process on ``degree`` threads, the same with sums over a fixed number of slices
-(``tp_invariant``, also on one process), and ``degree`` ranks of one thread each. All are loaded,
-and decode in turns while the others sleep, so that a round's share of the machine is nearly the
-same for each. Of each the median of its rounds; of its shares of what the first one had in the same
-round the median and the quartiles.
+(``tp_invariant``, also on one process), and ``degree`` ranks of one thread each, by turns, each
+loaded alone: models of one process share the threads of the one that has most. Of each the median
+of its rounds; of its shares of what the first one had in the same round the median and the
+quartiles.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import asyncio
 import os
 import statistics
 import time
-from contextlib import AsyncExitStack
 
 from bench.copies import model_of, say
 from lmi_core.engine.engine import Engine
@@ -48,8 +47,7 @@ async def run(arguments: argparse.Namespace) -> None:
         "ranks": {"num_threads": 1, "tensor_parallel_degree": degree},
     }
     speeds: dict[tuple[str, int], list[float]] = {}
-    async with AsyncExitStack() as running:
-        engines = {}
+    for _ in range(arguments.rounds):
         for kind, settings in kinds.items():
             config = EngineConfig(
                 model=model_of(arguments.shape),
@@ -58,11 +56,9 @@ async def run(arguments: argparse.Namespace) -> None:
                 quantize=arguments.quantize,
                 **settings,
             )
-            engines[kind] = await running.enter_async_context(Engine(config))
-            await tokens_per_s(engines[kind], 1, 16)
-        for _ in range(arguments.rounds):
-            for rows in arguments.rows:
-                for kind, engine in engines.items():
+            async with Engine(config) as engine:
+                await tokens_per_s(engine, 1, 16)
+                for rows in arguments.rows:
                     speed = await tokens_per_s(engine, rows, arguments.tokens)
                     speeds.setdefault((kind, rows), []).append(speed)
     for (kind, rows), values in speeds.items():
