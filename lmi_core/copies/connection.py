@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,9 @@ from lmi_core.sandbox import message
 
 _FULL_BYTES = 8 << 20
 """That wait to be sent: a second of what a copy says, and more than any request."""
+
+_TURN_S = 0.005
+"""Of a turn of the loop, for messages that came together."""
 
 
 class Connection(asyncio.Protocol):
@@ -28,6 +32,8 @@ class Connection(asyncio.Protocol):
         self._on_full = on_full
         self._on_lost = on_lost
         self._received = bytearray()
+        self._is_behind = False
+        """The rest of what was received is handed over in the next turn of the loop."""
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -45,11 +51,40 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._received += data
-        while (parts := message.take(self._received)) is not None:
+        if not self._is_behind:
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        until_s = time.monotonic() + _TURN_S
+        while self._hand_over_one():
+            if time.monotonic() >= until_s and self._transport is not None:
+                if not self._is_behind:
+                    self._transport.pause_reading()
+                self._is_behind = True
+                asyncio.get_running_loop().call_soon(self._go_on)
+                return
+        if self._is_behind and self._transport is not None:
+            self._transport.resume_reading()
+        self._is_behind = False
+
+    def _go_on(self) -> None:
+        try:
+            self._hand_over()
+        except Exception:
+            if self._transport is not None:
+                self._transport.abort()
+            raise
+
+    def _hand_over_one(self) -> bool:
+        parts = message.take(self._received)
+        if parts is not None:
             self._on_message(message.decode(parts))
+        return parts is not None
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
+        while self._is_behind and self._hand_over_one():
+            pass
         self._received.clear()
         self._on_lost()
 
