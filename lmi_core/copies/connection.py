@@ -71,6 +71,7 @@ class Connection(asyncio.Protocol):
         try:
             self._hand_over()
         except Exception:
+            self._is_behind = False  # what came behind it is dropped
             if self._transport is not None:
                 self._transport.abort()
             raise
