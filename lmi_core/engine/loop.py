@@ -266,10 +266,12 @@ class StepLoop:
         left_s = self._left_s(submitted)
         if 0.0 < left_s < math.inf:
             await asyncio.wait([submitted.done], timeout=left_s)
-        if left_s < math.inf and submitted.done.done():
-            self._lead.note(is_late=True)
+        if left_s == math.inf:
             return False
-        return left_s < math.inf
+        is_late = submitted.done.done()
+        if is_late:
+            self._lead.note(is_late=True)
+        return not is_late
 
     def _submit_chain(self, plan: Plan) -> None:
         if plan.chain is not None:

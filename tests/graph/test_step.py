@@ -3,24 +3,10 @@
 import pytest
 
 from lmi_core import _native
+from tests.kernels.sampling_case import NEUTRAL
 
 BLOCK = 16
-PENALISED = {
-    "temperature": 0.0,
-    "top_k": 0,
-    "top_p": 1.0,
-    "min_p": 0.0,
-    "typical_p": 1.0,
-    "repetition_penalty": 1.0,
-    "presence_penalty": 0.5,
-    "frequency_penalty": 0.0,
-    "seed": 0,
-    "choice": 0,
-    "num_logprobs": -1,
-    "banned_ids": (),
-    "min_tokens": 0,
-    "min_tokens_banned_ids": (),
-}
+PENALISED = {**NEUTRAL, "presence_penalty": 0.5}
 
 
 @pytest.fixture
