@@ -53,13 +53,14 @@ class Decoded:
         self._outputs = outputs
 
     def take(self, sequence: Sequence) -> bool:
-        """False for one that isn't plain, had its prompt's end computed, or ends: nothing was
-        done."""
+        """False for one that isn't plain, has a grammar, had its prompt's end computed, or ends:
+        nothing was done."""
         row, end = sequence.logit_row, sequence.num_computed + 1
         token_ids = sequence.token_ids
         num_tokens = len(token_ids)
         if (
             not sequence.is_plain
+            or sequence.matcher is not None
             or sequence.num_scheduled != 1
             or end != num_tokens
             or end == sequence.num_prompt

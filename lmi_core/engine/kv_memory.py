@@ -338,9 +338,9 @@ class KvMemory:
             before = self._info.before_outputs(request.prompt_ids, begin_id)
             self._sampling.observe_prompt(sequence.row, before)
             self._sampling.observe_many(sequence.row, sequence.token_ids[sequence.num_prompt :])
-            is_search = request.request.params.is_search
-            sequence.is_counted_ahead = self._info.counts_ahead and not is_search
-            sequence.note_plain()
+        is_search = request.request.params.is_search
+        sequence.is_counted_ahead = self._info.counts_ahead and not is_search
+        sequence.note_plain()
 
     def _row_settings(self, sequence: Sequence) -> dict[str, Any]:
         """Of each of a request's sequences, in what the table takes fastest."""

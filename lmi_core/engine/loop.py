@@ -19,7 +19,7 @@ from lmi_core.engine.policy import Plan
 from lmi_core.engine.scheduler import Scheduler
 from lmi_core.engine.sequence import ActiveRequest, Sequence
 from lmi_core.engine.stats import EngineObserver, EngineTotals, StepRecord
-from lmi_core.engine.step_filling import fill
+from lmi_core.engine.step_filling import HeldMask, fill
 from lmi_core.errors import EngineError, UserError
 from lmi_core.runners.runner import (
     AheadRunner,
@@ -55,6 +55,8 @@ class Submitted(NamedTuple):
     step: Step
     submitted_s: float
     done: asyncio.Future[None]
+    held: Iterable[HeldMask] = ()
+    """Masks that the step before leads to."""
 
 
 class _Lead:
@@ -179,6 +181,8 @@ class StepLoop:
                 await submitted.done
                 committed = self._commit(submitted)
             if submitted is not None and following is not None:
+                if wanted := [each.mask for each in following.held if each.is_wanted()]:
+                    self._masks.fill(wanted)
                 ended_s = submitted.step.finished_ns * 1e-9
                 self._lead.note(is_late=following.submitted_s > ended_s > 0.0)
             if following is not None and committed is None:
@@ -238,8 +242,9 @@ class StepLoop:
         step = self._next_step()
         done = asyncio.get_running_loop().create_future()
         masks: list[MissingMask] = []
+        held: list[HeldMask] = []
         try:
-            logit_rows, masks = ahead.fill(plan, step)
+            logit_rows, masks, held = ahead.fill(plan, step)
             submitted_s = time.monotonic()
             self._submit_chain(plan)
             cast(AheadRunner, self._runner).submit_ahead(step, logit_rows)
@@ -250,8 +255,9 @@ class StepLoop:
             self._next_buffer = (self._next_buffer - 1) % len(self._runner.steps)
             ahead.cancel(plan)
             return None
+        self._masks.hold([each.mask for each in held])
         self._masks.fill(masks)
-        return Submitted(plan, step, submitted_s, done)
+        return Submitted(plan, step, submitted_s, done, held)
 
     def _left_s(self, submitted: Submitted) -> float:
         """Until it is time for the step behind; infinite: there is to be none."""
@@ -291,7 +297,7 @@ class StepLoop:
 
     def _commit(self, submitted: Submitted) -> Commit | None:
         """Take over a completed step; None if it failed."""
-        plan, step, submitted_s, _ = submitted
+        plan, step, submitted_s, *_ = submitted
         completed_s = time.monotonic()
         # A step that was submitted ahead began when the one before it had ended.
         seconds = completed_s - max(submitted_s, self._completed_s)

@@ -113,8 +113,8 @@ class Sequence:
         """Tokens before those of the second text of a pair."""
         self.needs_observe = request.needs_observe
         self.is_counted_ahead = False
-        """Whether the worker counts its tokens, for penalties, where the step behind is known
-        before them."""
+        """Whether the worker counts its tokens, for penalties, and waits for masks that follow
+        them, where the step behind is submitted before they are known."""
         self.detokenizer = detokenizer
         self.stop_matcher = stop_matcher
 
@@ -221,9 +221,9 @@ class Sequence:
 
     def note_plain(self) -> None:
         """See whether its next tokens hang on nothing but those before as the worker knows them: on
-        no grammar, search or scores of its prompt, or not any more."""
-        is_free = self.matcher is None and (self.is_counted_ahead or not self.needs_observe)
-        self.is_plain = is_free and not self.is_scoring_prompt
+        no search or scores of its prompt, or not any more."""
+        is_free = self.matcher is None and not self.needs_observe
+        self.is_plain = (is_free or self.is_counted_ahead) and not self.is_scoring_prompt
 
     @property
     def num_pending(self) -> int:

@@ -146,7 +146,7 @@ class Speculation:
         return (
             self._info.runs_ahead
             and plan.chain is None
-            and all(sequence.is_plain for sequence in plan.sequences)
+            and all(each.is_plain and each.matcher is None for each in plan.sequences)
         )
 
     def settle(self, plan: Plan, step: Step) -> None:

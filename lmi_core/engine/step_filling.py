@@ -4,19 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from lmi_core.engine.masked_rows import MaskedRows
 from lmi_core.engine.model_drafts import DraftChain
 from lmi_core.engine.policy import Plan
-from lmi_core.engine.sequence import Sequence
+from lmi_core.engine.sequence import Sequence, SequenceState
 from lmi_core.models.pooling_head import LogitRows
 from lmi_core.structured.chained_mask import ChainedMask
-from lmi_core.structured.mask_threads import MissingMask
+from lmi_core.structured.mask_threads import ANYTHING, MissingMask
 from lmi_core.structured.matcher import Matcher
 
 if TYPE_CHECKING:
     from lmi_core._native import Step
+
+
+class HeldMask(NamedTuple):
+    """A mask of a step behind one in flight, which follows the token that this one samples."""
+
+    sequence: Sequence
+    mask: MissingMask
+
+    def is_wanted(self) -> bool:
+        """Whether there is something to fill, once that token is taken: else the row samples
+        freely, where its grammar has come to its end, or nothing, where the text has."""
+        sequence = self.sequence
+        if sequence.is_ending or sequence.state is not SequenceState.RUNNING:
+            self.mask.settle(None, sequence.error)
+        elif sequence.matcher is None:
+            self.mask.settle(ANYTHING, None)
+        else:
+            return True
+        return False
 
 
 def fill(plan: Plan, step: Step) -> list[MissingMask]:
@@ -31,8 +50,10 @@ def fill(plan: Plan, step: Step) -> list[MissingMask]:
     return masks
 
 
-def add_following(sequences: list[Sequence], step: Step) -> None:
-    """Rows of sequences whose tokens the step in flight samples."""
+def add_following(sequences: list[Sequence], step: Step) -> list[HeldMask]:
+    """Rows of sequences whose tokens the step in flight samples; returns the masks that follow
+    those tokens."""
+    masks = []
     first = step.add_following(
         [len(sequence.token_ids) for sequence in sequences],
         [sequence.row for sequence in sequences],
@@ -42,6 +63,12 @@ def add_following(sequences: list[Sequence], step: Step) -> None:
         sequence.ahead_row, sequence.num_ahead = row, 1
         if sequence.needs_observe:
             step.count_token(row)
+        if sequence.matcher is not None:
+            masks += [
+                HeldMask(sequence, one)
+                for one in _masks_from(sequence.matcher, sequence, range(row, row + 1), step)
+            ]
+    return masks
 
 
 def add_known(
@@ -64,7 +91,8 @@ def _add_one(sequence: Sequence, step: Step, chain: DraftChain | None) -> list[M
         tokens = [token_ids[-1], *sequence.drafts]
         sequence.logit_row = step.add(tokens, start, row, row, "drafts", slot)
         drafted = None if chain is None else chain.masked.get(sequence)
-        return _masks_from(sequence.matcher, sequence, sequence.logit_row, step, drafted)
+        rows = range(sequence.logit_row, step.num_logit_rows)
+        return _masks_from(sequence.matcher, sequence, rows, step, drafted)
     if sequence.request.is_scoring_prompt and sequence.is_scoring_prompt:
         logit_row = step.add(token_ids[start:end], start, row, row, "all", slot)
         if end < sequence.num_prompt:
@@ -83,20 +111,20 @@ def _add_one(sequence: Sequence, step: Step, chain: DraftChain | None) -> list[M
             sequence.logit_row = logit_row
     if end != len(token_ids):
         return []
-    return _masks_from(sequence.matcher, sequence, step.num_logit_rows - 1, step)
+    rows = range(step.num_logit_rows - 1, step.num_logit_rows)
+    return _masks_from(sequence.matcher, sequence, rows, step)
 
 
 def _masks_from(
     matcher: Matcher | None,
     sequence: Sequence,
-    first_row: int,
+    rows: range,
     step: Step,
     drafted: MaskedRows | None = None,
 ) -> list[MissingMask]:
-    """Of the logit rows from ``first_row`` on, and of a chain's that ``drafted`` before them."""
+    """Of logit rows, and of a chain's that ``drafted`` before them."""
     if matcher is None:
         return []
-    rows = range(first_row, step.num_logit_rows)
     masks = [step.add_mask(row) for row in rows]
     ready = partial(_masks_ready, sequence, step, rows)
     if drafted is not None:

@@ -16,7 +16,7 @@ from lmi_core.engine.kv_memory import KvMemory
 from lmi_core.engine.policy import Plan, Policy, Queues
 from lmi_core.engine.sequence import Sequence
 from lmi_core.engine.speculation import Speculation
-from lmi_core.engine.step_filling import add_following, add_known
+from lmi_core.engine.step_filling import HeldMask, add_following, add_known
 from lmi_core.structured.mask_threads import MissingMask
 
 if TYPE_CHECKING:
@@ -56,6 +56,8 @@ class StepsAhead:
             return None
         following, prompts = behind
         if following and self._speculation is not None:
+            if any(sequence.matcher is not None for sequence in following):
+                return None  # what its grammar forces behind the token is a draft
             following = self._speculation.without_waiting(following)
             if not following:
                 return None
@@ -101,13 +103,15 @@ class StepsAhead:
         ahead.sequences = first + [s for s in ahead.sequences if s not in are_following]
         return ahead
 
-    def fill(self, ahead: Plan, step: Step) -> tuple[list[int], list[MissingMask]]:
+    def fill(
+        self, ahead: Plan, step: Step
+    ) -> tuple[list[int], list[MissingMask], list[HeldMask]]:
         """As ``step_filling.fill``. Of the logit rows returned, of the step in flight, its token
-        ids are what they will have sampled; -1: the ids are known."""
+        ids are what they will have sampled; -1: the ids are known. The last masks follow them."""
         step.clear()
         following = ahead.sequences[: ahead.num_following]
         known = ahead.sequences[ahead.num_following :]
-        add_following(following, step)
+        held = add_following(following, step)
         if self._speculation is not None:
             apart = [sequence for sequence in known if not sequence.num_ahead]
             self._speculation.add_drafts(ahead, apart, len(self._queues.running))
@@ -115,7 +119,7 @@ class StepsAhead:
         if ahead.chain is not None:
             ahead.chain.lead_to(step)
         rows = [sequence.logit_row for sequence in following]
-        return rows + [-1] * (step.num_tokens - len(rows)), masks
+        return rows + [-1] * (step.num_tokens - len(rows)), masks, held
 
     def cancel(self, ahead: Plan) -> None:
         """It isn't submitted."""

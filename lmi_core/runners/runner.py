@@ -56,7 +56,8 @@ class RunnerInfo:
     runs_ahead: bool = False
     """Whether the runner is an ``AheadRunner``."""
     counts_ahead: bool = False
-    """Whether its worker does what ``Step.count_token`` says."""
+    """Whether its worker does what ``Step.count_token`` says, and waits for the masks of steps that
+    were submitted ahead."""
     verifies_drafts: bool = False
     """Whether several rows of a sequence can be sampled in one step, and all but some leading ones
     be forgotten."""

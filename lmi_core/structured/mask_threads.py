@@ -20,6 +20,8 @@ MAX_MASK_S = 0.5
 MAX_DRAFTS_S = 0.1
 """Of the masks of a row and of its drafts, after which no further draft is followed: a request
 must not fail for what its drafts take."""
+ANYTHING: Mask = np.full((1, 1), np.iinfo(np.uint32).max, np.uint32)
+"""What a mask is settled with where every token may come."""
 _CHECK_S = 0.1
 _MAX_THREADS = 8
 
@@ -122,6 +124,7 @@ class MaskThreads:
         self._num_threads = 0
         self._queue: SimpleQueue[MissingMask | None] = SimpleQueue()
         self._missing: Sequence[MissingMask] = ()
+        self._held: Sequence[MissingMask] = ()
         self._timer: asyncio.TimerHandle | None = None
 
     def fill(self, missing: Sequence[MissingMask]) -> None:
@@ -146,9 +149,13 @@ class MaskThreads:
         if missing and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(_CHECK_S, self._check)
 
+    def hold(self, missing: Sequence[MissingMask]) -> None:
+        """These are settled by the caller, or filled in time, or dropped by ``close``."""
+        self._held = missing
+
     def close(self) -> None:
         """Let the threads end, and steps in flight, whose results are dropped. Idempotent."""
-        for one in self._missing:
+        for one in (*self._missing, *self._held):
             one.settle(None, None)
         for _ in range(self._num_threads):
             self._queue.put(None)
