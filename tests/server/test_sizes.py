@@ -58,6 +58,13 @@ def test_no_body_holds_the_loop(path: str, body: dict[str, Any], name: str) -> N
     check(path, bodies)
 
 
+def test_a_schema_of_many_properties_is_read_elsewhere() -> None:
+    """An object takes four times as long as a number, so there needn't be as many."""
+    properties = {f"property {i}": {"type": "string"} for i in range(3300)}
+    assert large_bodies.is_large(json.dumps(properties).encode())
+    assert not large_bodies.is_large(json.dumps([0.125] * 16_000).encode())
+
+
 _LONG = 24 * MIB
 _PART = b'--x\r\nContent-Disposition: form-data; name="%b"\r\n\r\n%b\r\n'
 UNKNOWN = {"model": "model", "no_such": 0}
