@@ -103,9 +103,7 @@ class StepsAhead:
         ahead.sequences = first + [s for s in ahead.sequences if s not in are_following]
         return ahead
 
-    def fill(
-        self, ahead: Plan, step: Step
-    ) -> tuple[list[int], list[MissingMask], list[HeldMask]]:
+    def fill(self, ahead: Plan, step: Step) -> tuple[list[int], list[MissingMask], list[HeldMask]]:
         """As ``step_filling.fill``. Of the logit rows returned, of the step in flight, its token
         ids are what they will have sampled; -1: the ids are known. The last masks follow them."""
         step.clear()
