@@ -47,12 +47,14 @@ IDLE_S = 0.05
 
 
 class _Job(NamedTuple):
-    """A submitted step; ``logit_rows``: of the step before, where its token ids come from."""
+    """A submitted step; ``logit_rows``: of the step before, where its token ids come from.
+    ``is_over`` is set once the step buffer has the results."""
 
     step: _native.Step
     arrays: StepArrays
     logit_rows: list[int] | None
     submitted_ns: int
+    is_over: threading.Event
     wants_states: bool = False
 
 
@@ -119,6 +121,7 @@ class TorchRunner:
         self.info = replace(
             info,
             has_adapters=self.adapters is not None,
+            counts_ahead=drafting is None,  # chains' tokens are taken before the forward pass
             num_state_columns=0 if self._pools else model.spec.hidden_size,
         )
         self._jobs: queue.SimpleQueue[_Job | DraftJob | None] = queue.SimpleQueue()
@@ -135,6 +138,7 @@ class TorchRunner:
         self._oom_advice = f"lower gpu_memory_utilization, which is {share}"
         self.completion_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._sampled: Tensor | None = None
+        self._last: _Job | None = None
         self._rows = np.zeros((0, model.spec.hidden_size), np.float32)
         """What the last step that was read gave beside tokens, or in their place."""
         self._launched: queue.SimpleQueue[_Launched | None] = queue.SimpleQueue()
@@ -238,7 +242,8 @@ class TorchRunner:
         assert self._threads, "submit after close"
         # A copy: the loop may append to block tables while the step is in flight.
         arrays = StepArrays.of(step, self.block_tables)
-        self._jobs.put(_Job(step, arrays, logit_rows, time.monotonic_ns(), wants_states))
+        at_ns, is_over = time.monotonic_ns(), threading.Event()
+        self._jobs.put(_Job(step, arrays, logit_rows, at_ns, is_over, wants_states))
 
     @property
     def is_lost(self) -> bool:
@@ -265,7 +270,7 @@ class TorchRunner:
         if self.drafter is not None:
             self.drafter.close()
         os.close(self.completion_fd)
-        self._sampled = None
+        self._sampled = self._last = None
         del self._graph, self._graphs, self._with_states, self._record_with_states, self.drafter
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -291,7 +296,7 @@ class TorchRunner:
                     job.step.error = f"{type(error).__name__}: {error}"
                 if results is None and has_begun and self._ranks is not None:
                     self._ranks.lose(f"rank 0 failed: {job.step.error}")
-                self._sampled = getattr(results, "token_ids", None)
+                self._sampled, self._last = getattr(results, "token_ids", None), job
                 self._launched.put(_Launched(job, results, states, started_ns))
         self._launched.put(None)
 
@@ -313,11 +318,9 @@ class TorchRunner:
                 step.error = f"{type(error).__name__}: {error}"
             started_ns = max(launched.started_ns, finished_ns)
             finished_ns = time.monotonic_ns()
-            step.set_times(
-                submitted_ns=launched.job.submitted_ns,
-                started_ns=started_ns,
-                finished_ns=finished_ns,
-            )
+            times = {"started_ns": started_ns, "finished_ns": finished_ns}
+            step.set_times(submitted_ns=launched.job.submitted_ns, **times)
+            launched.job.is_over.set()
             os.eventfd_write(self.completion_fd, 1)
 
     def _next(self) -> _Job | DraftJob | None:
@@ -346,10 +349,9 @@ class TorchRunner:
             self._ranks.begin(job.arrays)
         if self._pools:
             return PendingRows(graph.forward(self._upload(job.arrays))), None
-        sampling = SamplingInputs.of(job.step, self.sampling, self.info.max_logprobs)
         if job.wants_states:
             result, states, *_ = graph.forward_all(self._upload(job.arrays))
-            return graph.choose(result, sampling), PendingRows(states)
+            return graph.choose(result, self._sampling_of(job)), PendingRows(states)
         feed = None if job.logit_rows is None else partial(self._feed, job.logit_rows)
         logits = None
         if self._graphs is not None and not len(job.arrays.adapter_slots):
@@ -359,7 +361,15 @@ class TorchRunner:
             if feed is not None:
                 feed(inputs.token_ids)
             logits = graph.forward(inputs)
-        return graph.choose(logits, sampling), None
+        return graph.choose(logits, self._sampling_of(job)), None
+
+    def _sampling_of(self, job: _Job) -> SamplingInputs:
+        """Behind the forward pass: penalties wait for the tokens of the step before it."""
+        if job.step.counted_rows and self._last is not None and job.logit_rows is not None:
+            self._last.is_over.wait()
+            job.step.follow(self._last.step, job.logit_rows)
+            job.step.take_tokens()
+        return SamplingInputs.of(job.step, self.sampling, self.info.max_logprobs)
 
     def _upload(self, arrays: StepArrays) -> DeviceStep:
         return DeviceStep.upload(arrays, block_size=self.info.block_size, device=self.device)

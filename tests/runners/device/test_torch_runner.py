@@ -16,6 +16,7 @@ from lmi_core.engine.outputs import TokenEvent
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.errors import EngineError, InsufficientMemoryError, UserError
 from lmi_core.settings.engine_config import EngineConfig
+from lmi_core.structured.grammar import Grammar
 from tests.checkpoints import cached_checkpoint, make_checkpoint
 from tests.engine.harness import assert_nothing_leaked, collect, run
 
@@ -221,8 +222,24 @@ def test_weights_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
         load_device_runner(config)
 
 
-def test_steps_run_ahead_of_their_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of sequences that stay take their token from other rows when some have ended."""
+COMMON = SamplingParams(max_new_tokens=9, ignore_eos=True)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        COMMON,
+        replace(COMMON, repetition_penalty=1.5, presence_penalty=0.5),
+        replace(COMMON, temperature=1.0, seed=3, watermark_delta=8.0, frequency_penalty=1.0),
+        replace(COMMON, grammar=Grammar.regex("[a-z ]{40}"), repetition_penalty=1.5),
+    ],
+    ids=["plain", "penalties", "watermark", "grammar"],
+)
+def test_steps_run_ahead_of_their_tokens(
+    params: SamplingParams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of sequences that stay take their token from other rows when some have ended; what
+    hangs on that token waits for it, behind the forward pass."""
     from lmi_core.runners.device.torch_runner import TorchRunner
 
     rows: list[list[int]] = []
@@ -239,17 +256,9 @@ def test_steps_run_ahead_of_their_tokens(monkeypatch: pytest.MonkeyPatch) -> Non
 
     async def generate(config: EngineConfig) -> list[list[int]]:
         async with Engine(config, check_integrity=True) as engine:
-            lengths = (3, 9, 12)
-            results = await asyncio.gather(
-                *(
-                    collect(
-                        engine,
-                        [5 + length, 6],
-                        SamplingParams(max_new_tokens=length, ignore_eos=True),
-                    )
-                    for length in lengths
-                )
-            )
+            await collect(engine, [4], params)  # compiles its grammar
+            asked = [([5 + n, 6], replace(params, max_new_tokens=n)) for n in (5, 9, 12)]
+            results = await asyncio.gather(*(collect(engine, *each) for each in asked))
         return [[event.token_id for event in events] for events in results]
 
     ahead = run(generate(config))
