@@ -4,7 +4,7 @@
 # make text-generation-client   an environment for that client, which its test then uses
 # make test-browser  a headless Chromium reads streams and uses the pages (BROWSER names one; else npm fetches it)
 # make test-races  CUDA kernels in the emulator, watched for races between their threads
-# make lint        ruff, mypy, clang-format
+# make lint        ruff, mypy, clang-format, and whether wheels' compiler, clang, takes the kernels
 # make test-asan   C++ tests under the address and undefined-behaviour sanitizers
 # make test-tsan   C++ tests under the thread sanitizer
 # make test-arm    the same for aarch64 under qemu (apt install g++-aarch64-linux-gnu qemu-user)
@@ -103,6 +103,8 @@ lint: $(VENV)/.installed-test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run -Werror $(FORMATTED)
+	$(BIN)/clang-tidy --quiet --checks=-*,misc-unused-alias-decls csrc/cpu/isa/scalar.cpp \
+	  csrc/cpu/isa/avx2.cpp -- -std=c++20 -Icsrc -mavx2 -mfma -mf16c
 
 test-asan: $(VENV)/.installed-build
 	$(CMAKE) -B build/asan -DLMI_SANITIZE=address,undefined
