@@ -4,9 +4,8 @@
 
 One process on ``degree`` threads, the same with sums over a fixed number of slices
 (``tp_invariant``, also on one process), and ``degree`` ranks of one thread each, by turns, each
-loaded alone: models of one process share the threads of the one that has most. Of each the median
-of its rounds; of its shares of what the first one had in the same round the median and the
-quartiles.
+loaded alone. Of each the median of its rounds; of its shares of what the first one had in the same
+round the median and the quartiles.
 """
 
 from __future__ import annotations

@@ -791,18 +791,20 @@ class RankGroup:
         """Replay rank 0's steps until the group is closed; NativeError when it is lost."""
 
 class Worker:
-    """The thread (and its helpers) that executes steps; one per process and device."""
+    """So many threads that execute steps, on the cores that the thread that makes it may use."""
 
-    def __init__(self, num_threads: int) -> None: ...
+    def __init__(self, num_threads: int, beside: Worker | None = None) -> None:
+        """``beside``: another one, whose steps and this one's run one after the other."""
     num_threads: int
     def submit(self, graph: Graph, step: Step, completion_fd: int) -> None:
         """Queue a step; when it is done, 1 is added to the eventfd ``completion_fd``."""
     def run(self, graph: Graph, step: Step) -> None:
         """Submit and wait (tests, embedding without a loop). Releases the GIL."""
     def drain(self) -> None:
-        """Wait until every submitted step is done. Releases the GIL."""
+        """Wait until every step is done that was submitted before. Releases the GIL."""
     def close(self) -> None:
-        """Finish what is queued and join every thread. Releases the GIL."""
+        """Finish what is queued and join every thread that no other worker needs. Releases the
+        GIL."""
 
 @final
 class DeviceWorker:

@@ -34,7 +34,8 @@ py::tuple place(const std::vector<std::tuple<int64_t, int32_t, int32_t>>& lifeti
 void bind_worker(py::module_& m) {
   m.def("assign_offsets", &place, py::arg("lifetimes"));
   py::class_<Worker, OwnedWhereMade<Worker>>(m, "Worker")
-      .def(py::init<int32_t>(), py::arg("num_threads"))
+      .def(py::init<int32_t, const Worker*>(), py::arg("num_threads"),
+           py::arg("beside") = py::none())
       .def_property_readonly("num_threads", &Worker::num_threads)
       .def(
           "submit",

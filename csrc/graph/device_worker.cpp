@@ -11,7 +11,7 @@
 
 #include "common/check.h"
 #include "common/signal_block.h"
-#include "graph/worker.h"
+#include "graph/step_thread.h"
 
 namespace lmi {
 namespace {

@@ -15,7 +15,7 @@
 #include <utility>
 
 #include "common/spin.h"
-#include "graph/worker.h"
+#include "graph/step_thread.h"
 
 namespace lmi {
 namespace {

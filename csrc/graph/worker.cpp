@@ -1,118 +1,32 @@
 #include "graph/worker.h"
 
-#include <pthread.h>
-#include <unistd.h>
-
-#include <algorithm>
-#include <ctime>
-#include <exception>
-
 #include "common/check.h"
-#include "common/signal_block.h"
-#include "common/spin.h"
 
 namespace lmi {
-namespace {
 
-constexpr int64_t kSpinNs = 150'000;
-// So many waits in a row that outlasted the spinning end it, until one is short again.
-constexpr int kMaxLongWaits = 2;
-
-}  // namespace
-
-int64_t monotonic_ns() {
-  timespec now{};
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return now.tv_sec * 1'000'000'000LL + now.tv_nsec;
-}
-
-Worker::Worker(int32_t num_threads) : num_threads_(num_threads) {
-  LMI_CHECK(num_threads >= 1, "num_threads ", num_threads);
-  const SignalBlock no_signals;
-  thread_ = std::thread([this] { main(); });
+Worker::Worker(int32_t num_threads, const Worker* beside)
+    : num_threads_(num_threads),
+      cores_(CoreSet::current()),
+      team_(std::make_unique<Team>(num_threads)) {
+  LMI_CHECK(beside == nullptr || beside->thread_ != nullptr, "the worker beside is closed");
+  thread_ = beside == nullptr ? std::make_shared<StepThread>() : beside->thread_;
 }
 
 Worker::~Worker() { close(); }
 
 void Worker::submit(Graph& graph, StepBuffer& step, int completion_fd) {
-  step.times.submitted_ns = monotonic_ns();
-  {
-    const std::lock_guard lock(mutex_);
-    LMI_CHECK(!is_closing_, "the worker is closed");
-    jobs_.push_back({&graph, &step, completion_fd});
-    num_queued_.store(static_cast<int32_t>(jobs_.size()), std::memory_order_release);
-  }
-  job_added_.notify_one();
+  LMI_CHECK(thread_ != nullptr, "the worker is closed");
+  thread_->submit({&graph, &step, completion_fd, team_.get(), &cores_});
 }
 
 void Worker::drain() {
-  std::unique_lock lock(mutex_);
-  job_done_.wait(lock, [this] { return jobs_.empty(); });
+  if (thread_ != nullptr) thread_->drain();
 }
 
 void Worker::close() {
-  {
-    const std::lock_guard lock(mutex_);
-    is_closing_ = true;
-  }
-  job_added_.notify_one();
-  if (thread_.joinable()) thread_.join();
-}
-
-void Worker::main() {
-  pthread_setname_np(pthread_self(), "lmi-worker");
-  ThreadPool pool(num_threads_);
-  AlignedMemory memory(num_threads_ * cpu::kScratchBytes);
-  std::vector<cpu::Scratch> scratch;
-  for (int32_t i = 0; i < num_threads_; ++i) {
-    scratch.push_back({memory.data() + i * cpu::kScratchBytes, cpu::kScratchBytes});
-  }
-  int num_long_waits = 0;
-  std::unique_lock lock(mutex_);
-  while (true) {
-    const int64_t idle_since_ns = monotonic_ns();
-    if (jobs_.empty() && !is_closing_ && num_long_waits < kMaxLongWaits) {
-      lock.unlock();
-      spin_for_job();
-      lock.lock();
-    }
-    job_added_.wait(lock, [this] { return is_closing_ || !jobs_.empty(); });
-    if (jobs_.empty()) return;
-    const Job job = jobs_.front();
-    const bool is_long_wait = job.step->times.submitted_ns - idle_since_ns > kSpinNs;
-    num_long_waits = is_long_wait ? std::min(num_long_waits + 1, kMaxLongWaits) : 0;
-    lock.unlock();
-    execute(job, pool, scratch);
-    lock.lock();
-    jobs_.pop_front();
-    num_queued_.store(static_cast<int32_t>(jobs_.size()), std::memory_order_release);
-    job_done_.notify_all();
-  }
-}
-
-// A loop that generates for a few submits its next step within this time; waking a sleeping thread
-// would cost about as much. With many to serve it takes longer, and needs the cores meanwhile.
-// Idle, this is spent once.
-void Worker::spin_for_job() const {
-  const int64_t end_ns = monotonic_ns() + kSpinNs;
-  while (num_queued_.load(std::memory_order_acquire) == 0 && monotonic_ns() < end_ns) cpu_pause();
-}
-
-void Worker::execute(const Job& job, ThreadPool& pool, std::vector<cpu::Scratch>& scratch) {
-  job.step->times.started_ns = monotonic_ns();
-  try {
-    job.step->take_tokens();
-    job.graph->run(job.step->view(), pool, scratch);
-  } catch (const FinalError& error) {
-    job.step->error = error.what();
-    job.step->is_final = true;
-  } catch (const std::exception& error) {
-    job.step->error = error.what();
-  }
-  job.step->times.finished_ns = monotonic_ns();
-  if (job.completion_fd < 0) return;
-  const uint64_t one = 1;
-  [[maybe_unused]] const ssize_t written = write(job.completion_fd, &one, sizeof(one));
+  drain();
+  thread_.reset();
+  team_.reset();
 }
 
 }  // namespace lmi

@@ -1,26 +1,21 @@
-// The worker: a thread that takes submitted steps in order and replays their graphs.
+// The worker: what executes the steps of one or several models, on so many threads.
 //
-// It never runs Python. One worker per process and device serves every engine of the process.
+// It never runs Python. Workers of a process share the thread that takes steps in order
+// (step_thread.h), and have helpers and cores of their own.
 #pragma once
 
-#include <atomic>
-#include <condition_variable>
 #include <cstdint>
-#include <deque>
-#include <mutex>
-#include <thread>
-#include <vector>
+#include <memory>
 
-#include "common/aligned_memory.h"
-#include "common/thread_pool.h"
-#include "graph/graph.h"
-#include "graph/step_buffer.h"
+#include "graph/step_thread.h"
 
 namespace lmi {
 
 class Worker {
  public:
-  explicit Worker(int32_t num_threads);
+  // Computes on the cores that the thread may use that makes it. beside: the worker whose steps and
+  // this one's run one after the other; null: on a thread of its own.
+  explicit Worker(int32_t num_threads, const Worker* beside = nullptr);
   ~Worker();
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
@@ -31,33 +26,17 @@ class Worker {
   // step belong to the caller and must live until then. Throws Error after close().
   void submit(Graph& graph, StepBuffer& step, int completion_fd);
 
-  // Waits until every submitted step is done.
+  // Waits until every step is done that was submitted before, also of workers beside this one.
   void drain();
 
-  // Finishes what is queued and joins the threads. Idempotent.
+  // Finishes what is queued and joins the threads, but for those of others. Idempotent.
   void close();
 
  private:
-  struct Job {
-    Graph* graph;
-    StepBuffer* step;
-    int completion_fd;
-  };
-
-  void main();
-  void spin_for_job() const;
-  void execute(const Job& job, ThreadPool& pool, std::vector<cpu::Scratch>& scratch);
-
   const int32_t num_threads_;
-  std::mutex mutex_;
-  std::condition_variable job_added_;
-  std::condition_variable job_done_;
-  std::deque<Job> jobs_;                // the front one is being executed
-  std::atomic<int32_t> num_queued_{0};  // size of jobs_, readable without the mutex
-  bool is_closing_ = false;
-  std::thread thread_;
+  const CoreSet cores_;
+  std::unique_ptr<Team> team_;          // null: closed, as is
+  std::shared_ptr<StepThread> thread_;  // ended by the last one that has it
 };
-
-int64_t monotonic_ns();
 
 }  // namespace lmi

@@ -2,11 +2,6 @@
 
 import os
 import select
-import signal
-import subprocess
-import sys
-import textwrap
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -155,21 +150,6 @@ def test_one_recording_serves_every_batch(worker):
         np.testing.assert_allclose(logits, tiny.expected_logits(token_ids[-1:]), atol=2e-5)
 
 
-def test_submit_signals_the_eventfd_once_per_step(worker):
-    first, second = Tiny(seed=1), Tiny(seed=2)
-    fd = os.eventfd(0, os.EFD_NONBLOCK)
-    try:
-        for tiny in (first, second):
-            tiny.step.add([1, 2], 0, 0, 0, "last")
-            worker.submit(tiny.graph, tiny.step, fd)
-        worker.drain()
-        assert select.select([fd], [], [], 5)[0]
-        assert os.eventfd_read(fd) == 2
-    finally:
-        os.close(fd)
-    assert first.step.finished_ns <= second.step.started_ns  # in order
-
-
 def test_thread_count_does_not_change_a_bit():
     results = []
     for num_threads in (1, 2, 3, 11):
@@ -213,19 +193,6 @@ def test_measured_steps_are_cut_as_for_so_many_threads():
     worker.close()
     assert len(logits) == 1
     assert chunks[1] > chunks[0]
-
-
-def test_the_workers_threads_take_no_signals(worker):
-    tiny = Tiny()
-    tiny.step.add([1], 0, 0, 0, "last")
-    worker.run(tiny.graph, tiny.step)  # they have their names now
-    masks = {}
-    for task in Path("/proc/self/task").iterdir():
-        status = dict(line.split(":\t", 1) for line in (task / "status").read_text().splitlines())
-        masks[status["Name"]] = int(status["SigBlk"], 16)
-    for name in ("lmi-worker", "lmi-pool-1"):
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
-            assert masks[name] >> number - 1 & 1, (name, number)
 
 
 def test_values_that_are_dead_share_memory():
@@ -275,37 +242,6 @@ def test_recording_checks_operands():
         graph.sample(hidden)
     with pytest.raises(_native.NativeError, match="dtype float64"):
         graph.embed(np.zeros((10, 32)))
-
-
-def test_an_idle_worker_uses_no_cpu():
-    script = textwrap.dedent(
-        """
-        import time
-        from lmi_core import _native
-        worker = _native.Worker(2)
-        spent_s = 1.0
-        for _ in range(20):  # threads begin late on a busy machine
-            before = time.process_time()
-            time.sleep(0.4)
-            spent_s = min(spent_s, time.process_time() - before)
-            if spent_s < 0.008:
-                break
-        print(spent_s)
-        worker.close()
-        """
-    )
-    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert float(run.stdout) < 0.008
-
-
-def test_a_closed_worker_refuses_steps():
-    worker = _native.Worker(1)
-    worker.close()
-    worker.close()
-    tiny = Tiny()
-    tiny.step.add([1], 0, 0, 0, "last")
-    with pytest.raises(_native.NativeError, match="closed"):
-        worker.submit(tiny.graph, tiny.step, -1)
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])

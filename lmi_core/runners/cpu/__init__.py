@@ -1,1 +1,1 @@
-"""The runner of the CPU: weights, KV cache and step graph on one worker thread."""
+"""The runner of the CPU: weights, KV cache and step graph on a worker's threads."""

@@ -1,11 +1,10 @@
-"""The runner of the CPU engine: weights, KV cache and step graph on one worker thread."""
+"""The runner of the CPU engine: weights, KV cache and step graph on a worker's threads."""
 
 from __future__ import annotations
 
 import itertools
 import logging
 import os
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -24,6 +23,7 @@ from lmi_core.runners.cpu.rank_hosts import host_cpus
 from lmi_core.runners.cpu.ranked_adapters import RankedAdapters, lora_store
 from lmi_core.runners.cpu.ranked_blocks import RankedBlocks
 from lmi_core.runners.cpu.recorded_model import RecordedModel
+from lmi_core.runners.cpu.shared_workers import SharedWorkers
 from lmi_core.runners.cpu.sizes import (
     cache_dtype,
     check_heads,
@@ -51,39 +51,6 @@ Progress = Callable[[str, int, int], None]
 
 SATURATING_TOKENS = 128
 """Linears of 64 rows reach 93 to 97 % of what those of thousands do."""
-
-
-class SharedWorker:
-    """The process's one worker, counted by its users; the last one to leave joins its threads."""
-
-    _lock = threading.Lock()
-    _worker: _native.Worker | None = None
-    _num_users = 0
-
-    @classmethod
-    def acquire(cls, num_threads: int) -> _native.Worker:
-        """The running worker (whatever its thread count), or a new one."""
-        with cls._lock:
-            if cls._worker is None:
-                cls._worker = _native.Worker(num_threads)
-            cls._num_users += 1
-            return cls._worker
-
-    @classmethod
-    def release(cls) -> None:
-        with cls._lock:
-            cls._num_users -= 1
-            if cls._num_users == 0 and cls._worker is not None:
-                worker, cls._worker = cls._worker, None
-                worker.close()
-
-    @classmethod
-    def forget(cls) -> None:
-        """In a child of fork(), which has the object but not its threads: start anew."""
-        cls._lock, cls._worker, cls._num_users = threading.Lock(), None, 0
-
-
-os.register_at_fork(after_in_child=SharedWorker.forget)
 
 
 class CpuRunner:
@@ -158,7 +125,7 @@ class CpuRunner:
         if self.drafter is not None:
             weight_bytes += self.drafter.num_bytes
             arena_bytes += self.drafter.arena_bytes
-        self._worker: _native.Worker | None = SharedWorker.acquire(num_rank_threads(config))
+        self._worker: _native.Worker | None = SharedWorkers.acquire(num_rank_threads(config))
         if self.drafter is not None:
             self.drafter.worker = self._worker
         self._report(config, weight_bytes)
@@ -207,7 +174,7 @@ class CpuRunner:
         assert self._worker is not None
         log.info(
             "model %s: weights %.0f MiB, KV cache up to %.0f MiB (%s); other models have %.0f MiB; "
-            "all models' steps run on the same %d threads",
+            "steps of all models run one after the other, this one's on %d threads",
             config.served_model_name,
             weight_bytes / 2**20,
             self.memory.num_bytes / 2**20,
@@ -254,15 +221,15 @@ class CpuRunner:
     def close(self) -> None:
         if self._worker is None:
             return
-        self._worker.drain()
-        self._worker = None
+        worker, self._worker = self._worker, None
+        worker.drain()
         if self.drafter is not None:
             self.drafter.close()
         if self._ranks is not None:
             self._ranks.close()
         for packed in self._packed:
             packed.close()
-        SharedWorker.release()
+        SharedWorkers.release(worker)
         HOST_MEMORY.release(self._claim)
         os.close(self.completion_fd)
 

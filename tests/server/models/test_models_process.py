@@ -121,7 +121,7 @@ def test_a_store_is_served_with_each_models_own_configuration(
         log = server.log.read()
         assert "model b: weights" in log
         assert "shared by 2 models" in log or "sequences of" in log
-        assert "all models' steps run on the same" in log
+        assert "steps of all models run one after the other" in log
 
 
 def test_models_come_and_go_under_load(store: Path, alone: dict[str, str]) -> None:
