@@ -1,8 +1,6 @@
 #include "kv/block_writer.h"
 
 #include <pthread.h>
-#include <sys/resource.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -18,28 +16,24 @@
 #include "common/aligned_memory.h"
 #include "common/check.h"
 #include "common/signal_block.h"
+#include "common/yielding_thread.h"
 #include "kv/block_file.h"
 
 namespace lmi {
 namespace {
-
-// This thread's processor and drive are everybody else's first. It runs on where that is refused.
-void yield_to_all() {
-  constexpr int kIoPriorityOfThread = 1, kIdleClass = 3 << 13;
-  setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)), 19);
-  syscall(SYS_ioprio_set, kIoPriorityOfThread, 0, kIdleClass);
-}
 
 struct Task {
   std::string name;
   KvCacheView view;
   int32_t block_id = -1;         // in view; -1: the content is at hand
   std::vector<uint8_t> content;  // empty, and no block: the file is removed
+
+  bool is_removal() const { return block_id < 0 && content.empty(); }
 };
 
 }  // namespace
 
-// What the thread does and is asked for.
+// What the threads do and are asked for. The mutex is never the yielding one's.
 struct BlockWriter::Work {
   Work(std::string path, const HashKey& hash_key, int64_t num_bytes)
       : directory(std::move(path)),
@@ -58,6 +52,7 @@ struct BlockWriter::Work {
   const HashKey key;
   const int64_t block_bytes;
   AlignedMemory file;
+  YieldingThread files{"lmi-kv-files"};
   bool is_direct = true;
   std::atomic<bool> is_given_up{false};  // the block that is copied
   std::atomic<int64_t> num_uncopied{0};  // tasks of blocks
@@ -77,7 +72,7 @@ BlockWriter::BlockWriter(BlockPool& pool, std::string directory, const HashKey& 
       work_(std::make_shared<Work>(std::move(directory), key, block_bytes)) {
   const SignalBlock no_signals;
   thread_ = std::thread([work = work_] { work->run(); });
-  pthread_setname_np(thread_.native_handle(), "lmi-kv-files");
+  pthread_setname_np(thread_.native_handle(), "lmi-kv-blocks");
   pool_.on_evict(
       [work = work_](int32_t block_id, bool is_last) { return work->evicted(block_id, is_last); });
 }
@@ -167,7 +162,6 @@ bool BlockWriter::Work::evicted(int32_t block_id, bool is_last) {
 }
 
 void BlockWriter::Work::run() {
-  yield_to_all();
   std::unique_lock lock(mutex);
   while (true) {
     changed.wait(lock, [&] { return stop || !tasks.empty(); });
@@ -178,11 +172,14 @@ void BlockWriter::Work::run() {
     is_given_up = false;
     lock.unlock();
     const int error = store(task);
-    const bool is_removal = task.block_id < 0 && task.content.empty();
+    const bool is_removal = task.is_removal();
     std::vector<uint8_t>().swap(task.content);  // nobody waits for that
     lock.lock();
     if (!is_removal) end(std::move(task.name), error);
   }
+  lock.unlock();
+  files.close();
+  lock.lock();
   has_ended = true;
   changed.notify_all();
 }
@@ -191,13 +188,19 @@ int BlockWriter::Work::store(const Task& task) {
   const std::string path = directory + '/' + task.name;
   if (task.block_id >= 0) {
     if (!copy(task)) return ECANCELED;
-  } else if (task.content.empty()) {
-    return ::unlink(path.c_str()) == 0 ? 0 : errno;
-  } else {
+  } else if (!task.content.empty()) {
     std::memcpy(file.data(), task.content.data(), task.content.size());
   }
-  seal_block(key, task.name, file.data(), block_bytes);
-  return write_block_file(path, file.data(), block_file_bytes(block_bytes), is_direct);
+  int error = 0;
+  files.run([&] {
+    if (task.is_removal()) {
+      error = ::unlink(path.c_str()) == 0 ? 0 : errno;
+      return;
+    }
+    seal_block(key, task.name, file.data(), block_bytes);
+    error = write_block_file(path, file.data(), block_file_bytes(block_bytes), is_direct);
+  });
+  return error;
 }
 
 // False where the block was given up before the last layer.

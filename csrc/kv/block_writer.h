@@ -1,10 +1,11 @@
-// A thread that writes KV blocks to files behind the steps that filled them.
+// Threads that write KV blocks to files behind the steps that filled them.
 //
-// This thread copies a block out of where it lies into memory for one block, and writes the file
-// from there, past the page cache. It yields to everybody, since nobody waits for its files. So a
+// One copies a block out of where it lies into memory for one block. The other one writes the file
+// from there, past the page cache, and yields to everybody, since nobody waits for files. So a
 // block that waits for its turn isn't kept from being evicted either: the pool says so before the
 // block gets another content, and the block is given up. In the place of the one block that is
-// being copied another one is evicted; where there is no other, the copy ends with its layer.
+// being copied another one is evicted; where there is no other, the copy ends with its layer, for
+// which who evicts waits: the thread that copies has the priority of the one that made it.
 #pragma once
 
 #include <cstdint>
@@ -45,7 +46,7 @@ class BlockWriter {
   // What became of files to be written since this was asked before.
   std::vector<Outcome> take_outcomes();
   // Writes what waits, as far as the time allows, and stops; a file that takes longer is left to
-  // the thread. Idempotent, and nothing in a process that was forked from the thread's.
+  // the threads. Idempotent, and nothing in a process that was forked from the thread's.
   void close(double timeout_s);
 
  private:
@@ -53,7 +54,7 @@ class BlockWriter {
 
   BlockPool& pool_;
   const int32_t process_id_;
-  std::shared_ptr<Work> work_;  // shared with the thread, which a drive that hangs may keep longer
+  std::shared_ptr<Work> work_;  // shared with the threads, which a drive that hangs may keep longer
   std::thread thread_;
 };
 

@@ -1,6 +1,7 @@
 #include "kv/block_writer.h"
 
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -8,8 +9,10 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <map>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "check.h"
@@ -134,6 +137,53 @@ TEST(block_files_that_were_changed_cut_off_or_renamed_are_not_read) {
   EXPECT_EQ(::ftruncate(descriptor, kBlockFilePage - 512), 0);
   ::close(descriptor);
   EXPECT(read_back(directory, "a", "a", content) == BlockFileState::kDamaged);
+}
+
+constexpr int kNoThread = -100;
+
+int priority_of(const std::string& thread_name) {
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::string name;
+    std::getline(std::ifstream(task.path() / "comm"), name);
+    if (name == thread_name) {
+      return getpriority(PRIO_PROCESS, std::stoi(task.path().filename().string()));
+    }
+  }
+  return kNoThread;
+}
+
+// Who evicts a block that is being copied, or asks for anything, waits for the former.
+TEST(a_block_writer_yields_where_it_writes_files_and_nowhere_else) {
+  const BlockDirectory directory;
+  const KvCacheView view = small_shape();
+  BlockPool pool(view.num_blocks, view.block_size, kSealKey);
+  BlockWriter writer(pool, directory.path, kSealKey, bytes_of_block(view));
+  writer.write("a", block_filled_with(view, 1));
+  while (writer.take_outcomes().empty()) std::this_thread::yield();
+  EXPECT_EQ(priority_of("lmi-kv-blocks"), getpriority(PRIO_PROCESS, 0));
+  EXPECT_EQ(priority_of("lmi-kv-files"), 19);
+  writer.close(10);
+  EXPECT_EQ(priority_of("lmi-kv-files"), kNoThread);
+}
+
+// A named pipe in a file's place, whose opening waits for a reader.
+TEST(a_drive_that_hangs_keeps_nobody_from_evicting) {
+  const BlockDirectory directory;
+  const KvCache cache(small_shape());
+  const KvCacheView& view = cache.view();
+  BlockPool pool(view.num_blocks, view.block_size, kSealKey);
+  cache_every_block(pool, view);
+  const std::string pipe = directory.path + '/' + file_name(0);
+  EXPECT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  BlockWriter writer(pool, directory.path, kSealKey, bytes_of_block(view));
+  for (int32_t id = 0; id < view.num_blocks; ++id) writer.write(file_name(id), view, id);
+  for (int32_t i = 0; i < view.num_blocks; ++i) fill_block(view, pool.allocate(1)->front(), 200);
+  writer.write(file_name(8), block_filled_with(view, 8));
+  for (const auto& [name, error] : writer.take_outcomes()) EXPECT_EQ(error, ECANCELED);
+  writer.close(0.001);
+  const int reader = ::open(pipe.c_str(), O_RDONLY | O_NONBLOCK);  // lets go of the threads
+  while (priority_of("lmi-kv-blocks") != kNoThread) std::this_thread::yield();
+  ::close(reader);
 }
 
 TEST(a_block_writer_says_what_could_not_be_written) {
