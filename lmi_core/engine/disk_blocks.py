@@ -3,8 +3,10 @@
 A model's blocks lie in a directory named after all that decides their bits, and each is named by
 its prefix hash, which a secret of the installation, the adapter's content and the tenant's salt go
 into. A file's content is believed only if the digest behind it agrees (``csrc/kv/block_file.h``).
-One process writes, the one that has the lock; others only read. Whatever goes wrong costs nothing
-but the blocks.
+One process writes, the one that has the lock; others only read. Files have their names from the
+start: half of one has another size or digest, and is removed by the model's next writer, or when
+it is the oldest of all models' and there is no room. Whatever goes wrong costs nothing but the
+blocks.
 """
 
 from __future__ import annotations
@@ -66,10 +68,11 @@ class DiskBlocks:
         self._file_bytes = block_file_bytes(self._block_bytes)
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
-        self._names: OrderedDict[str, None] = OrderedDict()
-        """Blocks that are there, the least recently used first."""
-        self._other_bytes = 0
-        """Of other models."""
+        self._names: OrderedDict[str, int] = OrderedDict()
+        """Bytes of the blocks that are there, the least recently used first; those that other
+        models had at the start by their place beside this one's."""
+        self._num_bytes = 0
+        """Of all these."""
         self._pending: set[str] = set()
         self._spare: list[bytearray] = []
         self._said: set[str] = set()
@@ -88,7 +91,7 @@ class DiskBlocks:
     def num_blocks(self) -> int:
         """Those that are whole."""
         self._settle()
-        return len(self._names)
+        return sum("/" not in name for name in self._names)
 
     @property
     def is_writer(self) -> bool:
@@ -170,28 +173,18 @@ class DiskBlocks:
         for path in self._root.glob("*/*" + _SUFFIX):
             with suppress(OSError):
                 status = path.stat()
-                if path.parent == self._directory and status.st_size != self._file_bytes:
-                    if self._lock_file is not None:
-                        path.unlink()
-                else:
-                    found.append((status.st_mtime_ns, status.st_size, path))
-        found.sort()
-        own = [(size, path.stem) for _, size, path in found if path.parent == self._directory]
-        names = OrderedDict.fromkeys(name for _, name in own)
-        excess = sum(size for _, size, _ in found) - self._max_bytes
-        self._other_bytes = sum(size for _, size, _ in found) - sum(size for size, _ in own)
-        for _, size, path in found:
-            if excess <= 0 or self._lock_file is None:
-                break
-            excess -= size
-            if path.parent == self._directory:
-                names.pop(path.stem, None)
-            else:
-                self._other_bytes -= size
-            with suppress(OSError):
-                path.unlink()
+                is_own = path.parent == self._directory
+                if not is_own or status.st_size == self._file_bytes:
+                    name = path.stem if is_own else f"../{path.parent.name}/{path.stem}"
+                    found.append((status.st_mtime_ns, name, status.st_size))
+                elif self._lock_file is not None:
+                    path.unlink()
         with self._lock:
-            self._names = names
+            self._names = OrderedDict((name, size) for _, name, size in sorted(found))
+            self._num_bytes = sum(self._names.values())
+        for name in [] if self._lock_file is None else self._forget_oldest(self._max_bytes):
+            with suppress(OSError):
+                self._path(name).unlink()
 
     def _settle(self) -> None:
         """Take notice of what was written."""
@@ -200,7 +193,8 @@ class DiskBlocks:
             self._pending.discard(name)
             if error == 0:
                 with self._lock:
-                    self._names[name] = None
+                    self._names[name] = self._file_bytes
+                    self._num_bytes += self._file_bytes
             elif error == errno.ENOENT:
                 self._is_gone = True
             elif error != errno.ECANCELED:
@@ -233,15 +227,21 @@ class DiskBlocks:
 
     def _make_room(self, num_new: int) -> bool:
         """Remove the least recently used until so many more fit; whether they do."""
-        max_own = (self._max_bytes - self._other_bytes) // self._file_bytes
-        removed = []
-        with self._lock:
-            while self._names and len(self._names) + num_new > max_own:
-                removed.append(self._names.popitem(last=False)[0])
         assert self._writer is not None
-        for name in removed:
+        left_bytes = self._max_bytes - num_new * self._file_bytes
+        for name in self._forget_oldest(left_bytes):
             self._writer.remove(name + _SUFFIX)
-        return num_new <= max_own
+        return self._num_bytes <= left_bytes
+
+    def _forget_oldest(self, num_bytes: int) -> list[str]:
+        """The names of those that there are beyond so many bytes."""
+        names = []
+        with self._lock:
+            while self._names and self._num_bytes > num_bytes:
+                name, size = self._names.popitem(last=False)
+                self._num_bytes -= size
+                names.append(name)
+        return names
 
     def _ask_for(self, name: str) -> None:
         """Have the drive read a file while others are waited for."""
@@ -281,7 +281,7 @@ class DiskBlocks:
 
     def _forget(self, name: str) -> None:
         with self._lock:
-            self._names.pop(name, None)
+            self._num_bytes -= self._names.pop(name, 0)
 
     def _path(self, name: str) -> Path:
         return self._directory / (name + _SUFFIX)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -25,33 +26,46 @@ import itertools, sys
 from pathlib import Path
 from tests.engine.numbered_blocks import opened, put
 
-disk = opened(Path(sys.argv[1]), max_blocks=8, num_bytes=3_000_000)
-print("now", flush=True)
+disk = opened(Path(sys.argv[1]), max_blocks=2, num_bytes=int(sys.argv[2]))
 for number in itertools.count():
     put(disk, number)
     while disk._pending:
         disk._settle()
 """
+KILLED_BYTES = 30_000_000
 
 
-@pytest.mark.parametrize("delay_s", [0.03, 0.05, 0.07])
-def test_a_kill_in_mid_write_leaves_whole_blocks_only(tmp_path: Path, delay_s: float) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE, text=True
-    )
-    with process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "now\n"
-        while not blocks_in(tmp_path):
-            time.sleep(0.001)
-        time.sleep(delay_s)
+def kill_in_mid_write(directory: Path) -> bool:
+    """Whether a file was left half done by a process that did nothing but write."""
+    with subprocess.Popen([sys.executable, "-c", KILLED, directory, str(KILLED_BYTES)]) as process:
+        while not any(0 < size < KILLED_BYTES for size in sizes_in(directory)):
+            assert process.poll() is None
         process.send_signal(signal.SIGKILL)
-    disk = opened(tmp_path, max_blocks=8, num_bytes=3_000_000)
-    assert disk.is_writer
-    for path in blocks_in(tmp_path):
-        number = int.from_bytes(bytes.fromhex(path.stem), "little")
-        assert disk.read([bytes.fromhex(path.stem)]) == [NumberedBlocks(3_000_000).content(number)]
-    disk.close()
+    return any(size < KILLED_BYTES for size in sizes_in(directory))
+
+
+def sizes_in(directory: Path) -> list[int]:
+    sizes = []
+    for path in blocks_in(directory):
+        with suppress(FileNotFoundError):  # removed for the next one
+            sizes.append(path.stat().st_size)
+    return sizes
+
+
+def test_a_kill_in_mid_write_leaves_whole_blocks_only() -> None:
+    """In memory, where a file grows while it is written."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
+        directory = Path(name)
+        assert any(kill_in_mid_write(directory) for _ in range(20))
+        disk = opened(directory, 2, num_bytes=KILLED_BYTES)
+        assert disk.is_writer
+        assert all(size > KILLED_BYTES for size in sizes_in(directory))
+        memory = NumberedBlocks(KILLED_BYTES)
+        for path in blocks_in(directory):
+            block_hash = bytes.fromhex(path.stem)
+            number = int.from_bytes(block_hash, "little")
+            assert disk.read([block_hash]) == [memory.content(number)]
+        disk.close()
 
 
 def test_what_a_writer_left_half_done_is_removed_by_the_next(tmp_path: Path) -> None:
@@ -63,6 +77,46 @@ def test_what_a_writer_left_half_done_is_removed_by_the_next(tmp_path: Path) -> 
     assert numbers_in(disk) == [2]
     disk.close()
     assert len(blocks_in(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("num_bytes", [512, 4096])
+def test_a_file_that_another_process_is_writing_is_not_read_and_stays(
+    tmp_path: Path, num_bytes: int
+) -> None:
+    writer = opened(tmp_path)
+    put(writer, 1)
+    while numbers_in(writer) != [1]:
+        time.sleep(0.001)
+    [path] = blocks_in(tmp_path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:512] + bytes(num_bytes - 512))
+    reader = opened(tmp_path)
+    assert numbers_in(reader) == ([1] if num_bytes == len(whole) else [])
+    assert reader.read([(1).to_bytes(16, "little")]) == []
+    path.write_bytes(whole)
+    assert reader.read([(1).to_bytes(16, "little")]) == [b"\1" * 1000]
+    reader.close()
+    writer.close()
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_what_other_models_left_gives_way(tmp_path: Path, is_whole: bool) -> None:
+    """Also the halves of files that nobody who knows their size looks at again."""
+    old = opened(tmp_path)
+    put(old, *range(10))
+    old.close()
+    for path in blocks_in(tmp_path):
+        os.truncate(path, 4096 if is_whole else 4000)
+    disk = opened(tmp_path, model="new")
+    put(disk, *range(100, 104))
+    disk.close()
+    assert numbers_in(disk) == [100, 101, 102, 103]
+    assert len(blocks_in(tmp_path)) == 10
+    disk = opened(tmp_path, model="new")
+    put(disk, *range(104, 114))
+    disk.close()
+    assert numbers_in(disk) == list(range(104, 114))
+    assert len(blocks_in(tmp_path)) == 10
 
 
 def test_where_files_cannot_be_written_past_the_page_cache_they_are_in_it(
