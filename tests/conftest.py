@@ -10,6 +10,7 @@ import pytest
 
 from tests.config.citations import Citations
 from tests.triton_interpreter import quicken
+from tests.watched import Watched
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -20,6 +21,7 @@ def pytest_configure(config: pytest.Config) -> None:
         settings.register_profile("no deadline", deadline=None)
         settings.load_profile("no deadline")
     config.pluginmanager.register(Citations(config), "citations")
+    config.pluginmanager.register(Watched(config), "watched")
     if os.environ.get("TRITON_INTERPRET") == "1":
         quicken()
 

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -13,10 +12,11 @@ import torch
 
 from lmi_core.ops.kernels import library_file
 from lmi_core.ops.kernels.cuda import cublaslt, library, nccl
+from tests.watched import IS_WATCHED
 
 _BUILT = Path(__file__).parents[2] / "build/native"
 RACES = _BUILT / "liblmi_cuda_races.so"
-EMULATOR = RACES if os.environ.get("LMI_TEST_RACES") else _BUILT / "liblmi_cuda_emulator.so"
+EMULATOR = RACES if IS_WATCHED else _BUILT / "liblmi_cuda_emulator.so"
 CUBLASLT_EMULATOR = EMULATOR.with_name("liblmi_cublaslt_emulator.so")
 NCCL_EMULATOR = EMULATOR.with_name("liblmi_nccl_emulator.so")
 

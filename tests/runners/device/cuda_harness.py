@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +23,7 @@ from tests.engine.harness import assert_nothing_leaked, collect, run
 from tests.ops.cuda_kernels import use_cuda_kernels
 from tests.ops.device_ops import DEVICES
 from tests.runners.device.torch_harness import config_of
+from tests.watched import shows_less
 
 CPP, PYTHON = "native", "native,launch:torch"
 Request = tuple[tuple[int, ...], SamplingParams]
@@ -74,7 +74,7 @@ def assert_same(
     config: EngineConfig, wanted: list[Request], monkeypatch: pytest.MonkeyPatch
 ) -> list[list[TokenEvent]]:
     """Kernels that are watched for races are launched from C++ alone: they are the same ones."""
-    is_watched = bool(os.environ.get("LMI_TEST_RACES"))
+    is_watched = shows_less()
     monkeypatch.setenv("LMI_OPS", PYTHON)
     expected = [] if is_watched else run(outcomes(config, wanted), 110)
     monkeypatch.setenv("LMI_OPS", CPP)
