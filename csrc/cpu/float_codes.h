@@ -16,12 +16,15 @@ struct FloatCodes {
   int32_t num_bits = 0;    // of a code
 
   // Of an output's inputs with one scale.
-  constexpr int64_t block_bytes() const { return 4 + int64_t{num_inputs} * num_bits / 8; }
+  [[gnu::always_inline]] constexpr int64_t block_bytes() const {
+    return 4 + int64_t{num_inputs} * num_bits / 8;
+  }
   // Of an output's codes of so many inputs.
   constexpr int64_t code_bytes(int64_t inputs) const { return inputs * num_bits / 8; }
 };
 
-constexpr FloatCodes float_codes(DType dtype) {
+// What kernels call is inlined unoptimised, too: levels share no symbol.
+[[gnu::always_inline]] constexpr FloatCodes float_codes(DType dtype) {
   switch (dtype) {
     case DType::kNF4:
     case DType::kFP4:
@@ -36,9 +39,13 @@ constexpr FloatCodes float_codes(DType dtype) {
 
 constexpr int64_t kMaxFloatCodeInputs = 1 << 18;  // so that a row fits into scratch memory
 
-constexpr bool has_float_codes(DType dtype) { return float_codes(dtype).num_inputs != 0; }
+[[gnu::always_inline]] constexpr bool has_float_codes(DType dtype) {
+  return float_codes(dtype).num_inputs != 0;
+}
 // Also as whole numbers, which quantised rows are multiplied with.
-constexpr bool has_code_planes(DType dtype) { return float_codes(dtype).num_bits == 4; }
+[[gnu::always_inline]] constexpr bool has_code_planes(DType dtype) {
+  return float_codes(dtype).num_bits == 4;
+}
 
 // Format: QLoRA (arXiv 2305.14314), appendix E: quantiles of the normal distribution.
 constexpr float kNF4Values[16] = {-1.0f,

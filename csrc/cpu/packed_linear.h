@@ -65,9 +65,12 @@ struct PackedLinear {
   // quantised ones in this order.
   const int32_t* input_order = nullptr;
 
-  // Not of the activations' own type, which only fp32 and bf16 are.
-  bool is_quantized() const { return dtype != DType::kF32 && dtype != DType::kBF16; }
-  bool takes_quantized_rows() const {
+  // Not of the activations' own type, which only fp32 and bf16 are. Inlined unoptimised, too: what
+  // instruction sets share would be a symbol of one of them.
+  [[gnu::always_inline]] bool is_quantized() const {
+    return dtype != DType::kF32 && dtype != DType::kBF16;
+  }
+  [[gnu::always_inline]] bool takes_quantized_rows() const {
     const bool has_floats = has_float_codes(dtype) && !has_code_planes(dtype);
     const bool has_integers = is_quantized() && dtype != DType::kF16 && !has_floats;
     return has_integers && rounding != RowRounding::kNone;
@@ -102,19 +105,21 @@ struct PackedLinear {
 // threshold on have the code 0, and each is listed as its int32 column and itself in fp32.
 // padded to a multiple of 64 bytes. The sums take the codes' offsets out again: sum (c - z) q =
 // sum c q - z sum q, where c is unsigned and q signed as the instructions want them.
-constexpr int64_t max_outliers(int64_t num_inputs) { return num_inputs / 32; }
-constexpr int64_t quantized_scale_offset(int64_t num_inputs) {
+[[gnu::always_inline]] constexpr int64_t max_outliers(int64_t num_inputs) {
+  return num_inputs / 32;
+}
+[[gnu::always_inline]] constexpr int64_t quantized_scale_offset(int64_t num_inputs) {
   return (num_inputs + 127) / 128 * 128;
 }
-constexpr int64_t quantized_sums_offset(int64_t num_inputs) {
+[[gnu::always_inline]] constexpr int64_t quantized_sums_offset(int64_t num_inputs) {
   return quantized_scale_offset(num_inputs) + 8;
 }
-constexpr int64_t outliers_offset(int64_t num_inputs, int32_t group_size) {
+[[gnu::always_inline]] constexpr int64_t outliers_offset(int64_t num_inputs, int32_t group_size) {
   const int64_t num_sums = group_size == 0 ? 1 : (num_inputs + group_size - 1) / group_size;
   return quantized_sums_offset(num_inputs) + 4 * num_sums;
 }
-constexpr int64_t quantized_row_bytes(int64_t num_inputs, int32_t group_size,
-                                      RowRounding rounding) {
+[[gnu::always_inline]] constexpr int64_t quantized_row_bytes(int64_t num_inputs, int32_t group_size,
+                                                             RowRounding rounding) {
   const bool lists_all = rounding == RowRounding::kLlmInt8;
   const int64_t list_bytes = lists_all ? 8 * num_inputs : 4 * max_outliers(num_inputs);
   return (outliers_offset(num_inputs, group_size) + list_bytes + 63) / 64 * 64;
