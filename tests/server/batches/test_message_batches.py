@@ -16,8 +16,15 @@ from tests.server.batches.test_batches import TEMPLATE, client_of
 from tests.server.fake_engine import FakeEngine
 from tests.server.harness import serving
 
-anthropic = pytest.importorskip("anthropic", reason="the anthropic client isn't installed")
+anthropic: Any = None
 pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _library() -> None:
+    """Thousands of modules, which workers needn't have that run other tests."""
+    global anthropic
+    anthropic = pytest.importorskip("anthropic", reason="the anthropic client isn't installed")
 
 
 def asked(number: int, **fields: Any) -> Any:

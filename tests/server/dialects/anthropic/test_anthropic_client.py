@@ -11,7 +11,7 @@ import pytest
 from lmi_core.demo import MODEL_DIR
 from tests.cli.test_native import serving
 
-anthropic = pytest.importorskip("anthropic", reason="the anthropic client isn't installed")
+anthropic: Any = None
 pytestmark = pytest.mark.timeout(180)
 
 KEY = "a-secret-key"
@@ -27,6 +27,13 @@ SCHEMA = {
     "additionalProperties": False,
 }
 WEATHER = {"name": "weather", "description": "of a city", "input_schema": SCHEMA}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _library() -> None:
+    """Thousands of modules, which workers needn't have that run other tests."""
+    global anthropic
+    anthropic = pytest.importorskip("anthropic", reason="the anthropic client isn't installed")
 
 
 @pytest.fixture(scope="module")
