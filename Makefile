@@ -4,6 +4,7 @@
 # make text-generation-client   an environment for that client, which its test then uses
 # make test-browser  a headless Chromium reads streams and uses the pages (BROWSER names one; else npm fetches it)
 # make test-races  CUDA kernels in the emulator, watched for races between their threads
+#                  (notes what passed in build/watched.txt, which .ci/run's make test leaves out)
 # make lint        ruff, mypy, clang-format, and whether wheels' compiler, clang, takes the kernels
 # make test-asan   C++ tests under the address and undefined-behaviour sanitizers
 # make test-tsan   C++ tests under the thread sanitizer
