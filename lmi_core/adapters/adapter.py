@@ -51,7 +51,7 @@ def read_adapter(directory: Path, spec: DecoderSpec, *, max_rank: int) -> Adapte
     for pair in pairs:
         module = pair.module
         a, b = _read(pair.a, problems), _read(pair.b, problems)
-        scaled = b * np.float32(config.scale_of(module.name))
+        scaled = b * np.float32(config.scale_of(pair.name))
         scaled = scaled if module.rows is None else scaled[module.rows]
         adapter[module.linear_id].append(AdapterPart(a, scaled, module.first_output))
     problems.check()
@@ -105,6 +105,8 @@ class _Problems:
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
+    name: str
+    """The module's in the file."""
     module: LoraModule
     a: TensorInfo
     b: TensorInfo
@@ -116,9 +118,10 @@ def _pair(
     """The tensors of every adapted module, in the model's order."""
     problems = _Problems(path)
     found: dict[str, dict[str, TensorInfo]] = {}
+    known = {alias: name for name in modules for alias in _aliases(name)}
     for name, tensor in tensors.items():
         module, matrix = _split(name)
-        if matrix and module in modules:
+        if matrix and module in known:
             found.setdefault(module, {})[matrix] = tensor
         else:
             problems.add("unexpected", tensor, _why_unexpected(module, matrix))
@@ -130,11 +133,21 @@ def _pair(
     problems.check()
     if not found:
         raise ModelError(f"{path} holds no tensors", field=path.name)
-    return [
-        _Pair(modules[name], found[name]["A"], found[name]["B"])
-        for name in modules
-        if name in found
-    ]
+    pairs = {
+        known[name]: _Pair(name, modules[known[name]], pair["A"], pair["B"])
+        for name, pair in found.items()
+    }
+    if len(pairs) < len(found):
+        raise ModelError(f"{path} names a module twice", field=path.name)
+    return [pairs[name] for name in modules if name in pairs]
+
+
+def _aliases(module: str) -> tuple[str, ...]:
+    """What a module is called in the files of adapters, which were trained on the model, on the
+    multimodal one that it is a part of, or on the model without its head."""
+    prefix, _, rest = module.partition(".")
+    part = "language_model"
+    return module, f"{prefix}.{part}.{rest}", f"{part}.{module}", rest
 
 
 def _split(name: str) -> tuple[str, str]:
@@ -161,7 +174,7 @@ def _why_unexpected(module: str, matrix: str) -> str:
 def _check(path: Path, config: AdapterConfig, pairs: list[_Pair], max_rank: int) -> None:
     problems = _Problems(path)
     for pair in pairs:
-        rank, shape = config.rank_of(pair.module.name), pair.module.shape
+        rank, shape = config.rank_of(pair.name), pair.module.shape
         for tensor, expected in (
             (pair.a, (rank, shape.num_inputs)),
             (pair.b, (shape.num_outputs, rank)),

@@ -63,6 +63,33 @@ def test_modules_of_some_layers_only(model: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "prefix", ["model.language_model.layers", "language_model.model.layers", "layers"]
+)
+def test_names_of_multimodal_models_and_of_models_without_a_head(
+    model: Path, tmp_path: Path, prefix: str
+) -> None:
+    """Patterns are of the names in the file."""
+    tensors, read_both = adapter_tensors(model, rank=4), []
+    for start in (prefix, "model.layers"):
+        named = {
+            name.replace("model.model.layers", f"model.{start}"): t for name, t in tensors.items()
+        }
+        pattern = {f"^{start}.0.self_attn.q_proj": 8}
+        path = write_adapter(tmp_path / start, named, rank=4, alpha=4, alpha_pattern=pattern)
+        read_both.append([part.b for parts in read(model, path) for part in parts])
+    assert len(read_both[0]) == len(tensors) // 2
+    for one, other in zip(*read_both, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_module_under_two_names(model: Path, tmp_path: Path) -> None:
+    tensors = adapter_tensors(model, rank=4, targets=("q_proj",), layers=[0])
+    twice = {name.replace("model.model.", "model."): t for name, t in tensors.items()} | tensors
+    with pytest.raises(ModelError, match="names a module twice"):
+        read(model, write_adapter(tmp_path / "a", twice, rank=4))
+
+
+@pytest.mark.parametrize(
     ("config", "scale"),
     [
         ({"rank": 4, "alpha": 16}, 4.0),
