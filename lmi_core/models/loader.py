@@ -31,7 +31,7 @@ from lmi_core.models.rope_config import override_rope
 from lmi_core.models.slices import WHOLE, Slicing, slicing_of
 from lmi_core.models.smoothing import LayerFactors, Smoothing
 from lmi_core.models.spec import DecoderSpec
-from lmi_core.models.tensor_check import check_quantized, check_tensors
+from lmi_core.models.tensor_check import check_quantized, check_tensors, with_own_head
 from lmi_core.models.tensor_reader import Progress, TensorReader
 from lmi_core.models.weight_packing import WeightPacking
 from lmi_core.models.weights import (
@@ -157,8 +157,7 @@ def find_model(asked: EngineConfig) -> FoundModel:
             )
     names = spec.names
     tensors = checkpoint.tensors if architecture else text_tensors(checkpoint.tensors, names)
-    if "text_config" in config.values:
-        spec = replace(spec, tied_head=f"{names.head}.weight" not in tensors)
+    spec = with_own_head(spec, tensors, is_part="text_config" in config.values)
     if spec.experts is not None:
         spec = with_layout(spec, tensors)
     shapes = expected_shapes(spec)

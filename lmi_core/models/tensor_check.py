@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from lmi_core.errors import ModelError
@@ -11,6 +12,7 @@ from lmi_core.models.spec import DecoderSpec
 from lmi_core.models.weight_names import WeightNames
 from lmi_core.models.weights import is_transposed
 from lmi_core.weights.checkpoint import Checkpoint
+from lmi_core.weights.float_tensors import holds_same
 from lmi_core.weights.fp8_checkpoint import FP8_DTYPES, goes_with_fp8, scale_problem
 from lmi_core.weights.gguf.types import BLOCK_TYPES
 from lmi_core.weights.mxfp4 import MXFP4_ENDINGS
@@ -64,6 +66,25 @@ def check_tensors(
     if problems:
         what = f"don't fit config.json ({spec.architecture}, {spec.num_layers} layers)"
         raise tensor_faults(path, what, problems, field="model")
+
+
+def with_own_head(
+    spec: DecoderSpec, tensors: Mapping[str, TensorInfo], *, is_part: bool
+) -> DecoderSpec:
+    """``spec``, not tied where a checkpoint has a head that differs from its embedding, whatever
+    config.json says; of a multimodal model (``is_part``) where it has a head at all."""
+    head, embedding = f"{spec.names.head}.weight", spec.names.embedding
+    if is_part:
+        return replace(spec, tied_head=head not in tensors)
+    if not spec.tied_head or head not in tensors or embedding not in tensors:
+        return spec
+    if holds_same(tensors[head], tensors[embedding]):
+        return spec
+    note = (
+        f"tie_word_embeddings is true, or absent, but {head} differs from {embedding}: it is the "
+        "output head, as in Transformers 5, where earlier ones leave it out"
+    )
+    return replace(spec, tied_head=False, notes=(*spec.notes, note))
 
 
 def check_quantized(checkpoint: Checkpoint, quantized: StoredLayers) -> None:

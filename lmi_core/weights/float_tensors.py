@@ -14,6 +14,7 @@ from lmi_core.weights.safetensors_file import TensorInfo
 
 FLOAT_DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
 """By safetensors' names; bf16 as the bits that it is."""
+_PIECE_BYTES = 1 << 24
 _INTEGERS = {"U8": np.uint8, "I8": np.int8, "I16": np.int16, "I32": np.int32, "I64": np.int64}
 DTYPES = {
     **FLOAT_DTYPES,
@@ -29,6 +30,23 @@ def read_array(tensor: TensorInfo) -> npt.NDArray[np.generic]:
     """A copy of a tensor's elements, read from its file."""
     raw = np.fromfile(tensor.path, np.uint8, tensor.num_bytes, offset=tensor.offset)
     return elements(tensor, raw.view(DTYPES[tensor.dtype]))
+
+
+def holds_same(one: TensorInfo, other: TensorInfo) -> bool:
+    """Whether two tensors are equal to the bit, read a piece at a time; those of other types or
+    sizes aren't."""
+    if (one.dtype, one.shape, one.turned) != (other.dtype, other.shape, other.turned):
+        return False
+    if (one.path, one.offset) == (other.path, other.offset):
+        return True
+    for first in range(0, one.num_bytes, _PIECE_BYTES):
+        count = min(_PIECE_BYTES, one.num_bytes - first)
+        pieces = (
+            np.fromfile(t.path, np.uint8, count, offset=t.offset + first) for t in (one, other)
+        )
+        if not np.array_equal(*pieces):
+            return False
+    return True
 
 
 def elements(tensor: TensorInfo, values: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:

@@ -15,7 +15,7 @@ import pytest
 from lmi_core.engine.engine import Engine
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.errors import EngineError, ModelError
-from lmi_core.models.loader import LoadedModel, load_model
+from lmi_core.models.loader import LoadedModel, find_model, load_model
 from lmi_core.settings.engine_config import EngineConfig
 from tests.checkpoints import cached_checkpoint
 
@@ -124,14 +124,29 @@ def test_progress_ends_at_the_total(variant: str) -> None:
 
 
 def test_rotary_buffers_and_a_tied_head_are_tolerated(edited: Callable[..., Path]) -> None:
+    embedding = stored(cached_checkpoint("qwen2"))["model.embed_tokens.weight"]
     path = edited(
         "qwen2",
         model__layers__0__self_attn__rotary_emb__inv_freq=torch.ones(8),
-        lm_head__weight=torch.zeros(384, 64),
+        lm_head__weight=embedding.clone(),
     )
     model = load(path)
-    embedding = stored(path)["model.embed_tokens.weight"]
+    assert model.spec.tied_head
+    assert model.spec.notes == ()
     assert torch.equal(model.weights.head.weight.matrix, embedding)  # type: ignore[attr-defined]
+
+
+def test_a_head_that_differs_from_a_tied_embedding_is_the_head(
+    edited: Callable[..., Path],
+) -> None:
+    """As in Transformers 5; a last row that differs is enough."""
+    head = stored(cached_checkpoint("qwen2"))["model.embed_tokens.weight"].clone()
+    head[-1] = 0.5
+    path = edited("qwen2", lm_head__weight=head)
+    model = load(path)
+    assert torch.equal(model.weights.head.weight.matrix, head)  # type: ignore[attr-defined]
+    [note] = find_model(EngineConfig(model=path)).notes
+    assert "lm_head.weight differs from model.embed_tokens.weight" in note
 
 
 def test_every_fault_is_reported_at_once(edited: Callable[..., Path]) -> None:
