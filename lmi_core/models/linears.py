@@ -12,7 +12,8 @@ from lmi_core.models.spec import DecoderSpec
 from lmi_core.models.weight_names import QkvLayout
 
 RowIds = npt.NDArray[np.int64]
-_CODEGEN_SHARDS = 4
+CODEGEN_SHARDS = 4
+"""Each of a quarter of the heads."""
 
 
 class LayerLinear(IntEnum):
@@ -131,7 +132,7 @@ def _heads(layout: QkvLayout, heads: tuple[int, int, int], head_dim: int) -> lis
         groups = rows.reshape(num_kv, -1, head_dim)
         parts = [groups[:, :-2], groups[:, -2], groups[:, -1]]
     elif layout == "codegen":
-        shards = rows.reshape(_CODEGEN_SHARDS, 3, -1, head_dim)
+        shards = rows.reshape(CODEGEN_SHARDS, 3, -1, head_dim)
         parts = [shards[:, 0], shards[:, 2], shards[:, 1]]
     else:
         parts = np.split(rows, [num_q * head_dim, (num_q + num_kv) * head_dim])

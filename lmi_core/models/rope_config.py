@@ -80,7 +80,7 @@ def rope_spec(
         attention_factor=_attention_factor(spec, kind, factor, original),
         beta_fast=spec.number("beta_fast", 32.0),
         beta_slow=spec.number("beta_slow", 1.0),
-        truncate=spec.values.get("truncate") is not False,
+        truncate=bool(spec.values.get("truncate", True)),
         low_freq_factor=spec.number("low_freq_factor", None if kind == "llama3" else 1.0),
         high_freq_factor=spec.number("high_freq_factor", None if kind == "llama3" else 4.0),
         short_factors=short_factors,
@@ -175,11 +175,18 @@ def _attention_factor(spec: _Reader, kind: str, factor: float, original: int) ->
     if spec.values.get("attention_factor") is not None:
         return spec.number("attention_factor", None)
     if kind == "longrope":
-        return 1.0 if factor <= 1.0 else math.sqrt(1 + math.log(factor) / math.log(original))
+        return 1.0 if factor <= 1.0 else _longrope_attention_factor(spec, factor, original)
     if spec.values.get("mscale") and spec.values.get("mscale_all_dim"):
         mscale, mscale_all_dim = spec.number("mscale", None), spec.number("mscale_all_dim", None)
         return _yarn_mscale(factor, mscale) / _yarn_mscale(factor, mscale_all_dim)
     return _yarn_mscale(factor, 1.0)
+
+
+def _longrope_attention_factor(spec: _Reader, factor: float, original: int) -> float:
+    if original < 2:
+        name = "original_max_position_embeddings"
+        raise spec.config.error(name, f"is {original}, but must be at least 2")
+    return math.sqrt(1 + math.log(factor) / math.log(original))
 
 
 def _rotary_dim(

@@ -252,6 +252,7 @@ def test_tensors_saved_without_the_head_lack_the_prefix(tmp_path: Path) -> None:
         ("gpt2", {"scale_attn_weights": False}),
         ("gpt_bigcode", {"scale_attn_weights": False}),
         ("gemma", {"attention_bias": True}),
+        ("gemma", {"hidden_act": "relu"}),
         ("gemma2", {"attention_bias": True}),
         ("gemma3", {"attention_bias": True}),
         ("smollm3", {"use_sliding_window": True, "sliding_window": 7, "layer_types": None}),

@@ -29,6 +29,7 @@ SCALINGS: dict[str, dict[str, Any]] = {
     "dynamic": {"rope_type": "dynamic", "factor": 2.0},
     "yarn": YARN,
     "yarn_betas": {**YARN, "beta_fast": 16.0, "beta_slow": 2.0, "truncate": False},
+    "yarn_truncate_null": {**YARN, "truncate": None},
     "yarn_mscale": {**YARN, "mscale": 0.7, "mscale_all_dim": 1.1},
     "yarn_attention": {**YARN, "attention_factor": 1.25},
     "yarn_no_original": {"rope_type": "yarn", "factor": 4.0},

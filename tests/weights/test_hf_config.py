@@ -134,6 +134,29 @@ def test_eos_ids_of_both_files(
         ({"rms_norm_eps": 0}, "rms_norm_eps is 0"),
         ({"tie_word_embeddings": "no"}, "tie_word_embeddings is 'no'"),
         ({"head_dim": 63}, "head_dim is 63"),
+        ({"architectures": ["GPTJForCausalLM"], "rotary_dim": 9}, "rotary_dim is 9, but must be"),
+        ({"architectures": ["GPTJForCausalLM"], "rotary_dim": 256}, "up to the head's size of 128"),
+        (
+            {"architectures": ["CodeGenForCausalLM"], "num_attention_heads": 2},
+            "num_attention_heads is 2, but must be a multiple of 4",
+        ),
+        (
+            {
+                "rope_scaling": {
+                    "type": "longrope",
+                    "factor": 2.0,
+                    "short_factor": [1.0] * 64,
+                    "long_factor": [1.0] * 64,
+                },
+                "original_max_position_embeddings": 1,
+            },
+            "original_max_position_embeddings is 1, but must be at least 2",
+        ),
+        ({"architectures": ["PhimoeForCausalLM"], "num_experts_per_tok": 3}, "only 2 is supported"),
+        (
+            {"architectures": ["GemmaForCausalLM"], "use_bidirectional_attention": True},
+            "use_bidirectional_attention is true",
+        ),
         ({"eos_token_id": "</s>"}, "eos_token_id is '</s>'"),
         ({"eos_token_id": [2, -1]}, "eos_token_id is [2, -1]"),
         (

@@ -14,6 +14,8 @@ KEYS = {"hidden_act": "hidden_activation"}
 
 def gemma_attention(config: HfConfig, **changes: Any) -> AttentionSpec:
     """Attention of all Gemmas; ``changes``: what ``attention_spec`` takes."""
+    if config.get("use_bidirectional_attention"):
+        raise config.error("use_bidirectional_attention", "is true, but text is generated causally")
     bias = config.boolean("attention_bias")
     head_dim = default_head_dim(config, 256)
     return attention_spec(config, head_dim=head_dim, qkv_bias=bias, output_bias=bias, **changes)
@@ -38,9 +40,10 @@ def gemma_decoder(
 
 
 def read_spec(config: HfConfig) -> DecoderSpec:
+    values, attention = dict(config.values), gemma_attention(config)
     # Early files say gelu and mean its approximation, which the models were trained with.
-    values = {key: value for key, value in config.values.items() if key != "hidden_act"}
-    attention = gemma_attention(config)
+    if values.get("hidden_act") == "gelu":
+        values["hidden_act"] = "gelu_pytorch_tanh"
     return gemma_decoder(replace(config, values=values), "gemma", attention, max_positions=8192)
 
 

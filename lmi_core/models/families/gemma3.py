@@ -10,8 +10,6 @@ from lmi_core.weights.hf_config import HfConfig
 
 
 def read_spec(config: HfConfig) -> DecoderSpec:
-    if config.get("use_bidirectional_attention"):
-        raise config.error("use_bidirectional_attention", "is true, but text is generated causally")
     local = local_layers(config, config.integer("sliding_window_pattern", 6))
     attention = windowed_attention(config, local, soft_cap=0.0, qk_norm="head")
     return gemma_decoder(

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from lmi_core.models.families.gpt2 import KEYS
 from lmi_core.models.family import Family, attention_spec, decoder_spec, norm_spec
+from lmi_core.models.linears import CODEGEN_SHARDS
 from lmi_core.models.rope_config import rope_spec
 from lmi_core.models.spec import DecoderSpec
 from lmi_core.models.weight_names import WeightNames
@@ -33,6 +34,12 @@ def read_spec(config: HfConfig, names: WeightNames = NAMES) -> DecoderSpec:
     attention = attention_spec(config, num_kv_heads=heads, interleaved=True)
     positions = config.integer("max_position_embeddings", 2048)
     rotary_dim = config.optional_integer("rotary_dim", 64) or attention.head_dim
+    if rotary_dim > attention.head_dim or rotary_dim % 2:
+        size = f"must be an even number up to the head's size of {attention.head_dim}"
+        raise config.error("rotary_dim", f"is {rotary_dim}, but {size}")
+    if names.qkv_layout == "codegen" and heads % CODEGEN_SHARDS:
+        problem = f"is {heads}, but must be a multiple of {CODEGEN_SHARDS}: {names.qkv} lies so"
+        raise config.error("num_attention_heads", problem)
     rope = replace(rope_spec(config, attention.head_dim, positions), rotary_dim=rotary_dim)
     return decoder_spec(
         config,

@@ -11,6 +11,7 @@ from lmi_core.weights.hf_config import HfConfig
 
 
 def read_spec(config: HfConfig) -> DecoderSpec:
+    config.require("num_experts_per_tok", 2)
     bias = config.boolean("attention_bias")
     window = config.optional_integer("sliding_window") or 0
     attention = attention_spec(
