@@ -41,10 +41,8 @@ def holds_same(one: TensorInfo, other: TensorInfo) -> bool:
         return True
     for first in range(0, one.num_bytes, _PIECE_BYTES):
         count = min(_PIECE_BYTES, one.num_bytes - first)
-        pieces = (
-            np.fromfile(t.path, np.uint8, count, offset=t.offset + first) for t in (one, other)
-        )
-        if not np.array_equal(*pieces):
+        a, b = (np.fromfile(t.path, np.uint8, count, offset=t.offset + first) for t in (one, other))
+        if not np.array_equal(a, b):
             return False
     return True
 
