@@ -7,7 +7,7 @@ import collections.abc as abc
 import hashlib
 from dataclasses import replace
 
-from lmi_core.engine.pooling_params import PoolingParams, framed_text
+from lmi_core.engine.pooling_params import framed_text
 from lmi_core.engine.request import BACKGROUND, GenerationRequest
 from lmi_core.engine.stats import EngineInfo
 from lmi_core.errors import CapacityError, TaskError, UserError
@@ -92,39 +92,12 @@ class Intake:
             )
 
     async def prompt(self, request: GenerationRequest) -> WholeText:
-        """Its token ids; UserError for too few, too many, or some that the model doesn't have."""
-        prompt = await self._token_ids(request)
-        self._check_prompt(prompt.ids)
-        return prompt
+        """As ``prompt_of``."""
+        return await prompt_of(request, self._info, self._tokenizer)
 
     def check_token_ids(self, token_ids: abc.Sequence[int]) -> None:
         """Raise UserError naming the first id that the model doesn't have."""
         check_token_ids(token_ids, self._info.runner.vocab_size)
-
-    async def _token_ids(self, request: GenerationRequest) -> WholeText:
-        if request.pooling is not None:
-            return await self._pooled_prompt(request, request.pooling)
-        if request.prompt_token_ids is not None:
-            return WholeText(list(request.prompt_token_ids))
-        assert request.prompt is not None
-        ids = await self._tokenizer.encode(
-            request.prompt,
-            add_special_tokens=request.add_special_tokens,
-            max_tokens=self._info.max_prompt_tokens,
-        )
-        return WholeText(ids)
-
-    async def _pooled_prompt(self, request: GenerationRequest, params: PoolingParams) -> WholeText:
-        assert self._head is not None
-        limit = self._info.max_prompt_tokens
-        ids = request.prompt_token_ids
-        if ids is None:
-            assert request.prompt is not None
-            framed = framed_text(self._head.spec, request.prompt, params)
-            return await self._tokenizer.encode_whole(framed, limit, params.truncate)
-        if len(ids) > limit and params.truncate:
-            ids = ids[-limit:] if params.truncate == "left" else ids[:limit]
-        return WholeText(list(ids))
 
     def _check_task(self, request: GenerationRequest) -> None:
         if request.pooling is not None and self._head is not None:
@@ -145,13 +118,37 @@ class Intake:
                 field="model",
             )
 
-    def _check_prompt(self, prompt_ids: list[int]) -> None:
-        if not prompt_ids:
-            raise empty_prompt()
-        if len(prompt_ids) > self._info.max_prompt_tokens:
-            room = self._info.max_total_tokens - self._info.max_prompt_tokens
-            raise prompt_too_long(len(prompt_ids), self._info.max_prompt_tokens, room=room)
-        self.check_token_ids(prompt_ids)
+
+async def prompt_of(
+    request: GenerationRequest, info: EngineInfo, tokenizer: Tokenizer
+) -> WholeText:
+    """Its token ids; UserError for too few, too many, or some that the model doesn't have."""
+    prompt = await _token_ids(request, info, tokenizer)
+    if not prompt.ids:
+        raise empty_prompt()
+    if len(prompt.ids) > info.max_prompt_tokens:
+        room = info.max_total_tokens - info.max_prompt_tokens
+        raise prompt_too_long(len(prompt.ids), info.max_prompt_tokens, room=room)
+    check_token_ids(prompt.ids, info.runner.vocab_size)
+    return prompt
+
+
+async def _token_ids(
+    request: GenerationRequest, info: EngineInfo, tokenizer: Tokenizer
+) -> WholeText:
+    params, limit = request.pooling, info.max_prompt_tokens
+    if (ids := request.prompt_token_ids) is not None:
+        if params is not None and params.truncate and len(ids) > limit:
+            ids = ids[-limit:] if params.truncate == "left" else ids[:limit]
+        return WholeText(list(ids))
+    assert request.prompt is not None
+    if params is not None:
+        assert info.head is not None
+        framed = framed_text(info.head.spec, request.prompt, params)
+        return await tokenizer.encode_whole(framed, limit, params.truncate)
+    special = request.add_special_tokens
+    ids = await tokenizer.encode(request.prompt, add_special_tokens=special, max_tokens=limit)
+    return WholeText(ids)
 
 
 def check_room(

@@ -174,6 +174,8 @@ def attention_spec(
         raise config.error(
             "num_key_value_heads", f"is {num_kv_heads}, which doesn't divide {num_q_heads} heads"
         )
+    if head_dim % 2:
+        raise config.error("head_dim", f"is {head_dim}, of a head, but must be even")
     if num_q_heads * head_dim > _MAX_HEADS_SIZE:
         raise config.error(
             "num_attention_heads",

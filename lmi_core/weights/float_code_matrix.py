@@ -93,7 +93,8 @@ class FloatCodeMatrix:
         values *= np.repeat(scales, CODE_BLOCK)[: len(values)]
         num_weights = len(values) // self.shape[1] * self.shape[1]
         weights = values[:num_weights].reshape(-1, self.shape[1])
-        return weights if self.chosen is None else weights[self.chosen]
+        # Where rows are shorter than a block, its rest can be rows, too.
+        return weights[: len(self)] if self.chosen is None else weights[self.chosen]
 
 
 def to_float_codes(weights: FloatArray, format: FloatCodeFormat) -> FloatCodeMatrix:

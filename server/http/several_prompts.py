@@ -6,12 +6,13 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 
+from lmi_core.engine.intake import prompt_of
 from lmi_core.engine.outputs import TokenEvent
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.errors import LmiError, UserError
 from lmi_server.dialects.base import ParsedCall
 from lmi_server.http.metrics import RequestMeter
-from lmi_server.models.backend import Generates
+from lmi_server.models.backend import Generates, Tokenizes
 
 _PROMPTS_PER_TURN = 16
 _POOLED_AT_ONCE = 64
@@ -47,6 +48,8 @@ async def collect_all(
     turn between them; the first failure ends the others."""
     at_once = len(requests) if requests[0].pooling is None else _POOLED_AT_ONCE
     places = asyncio.Semaphore(at_once)
+    if len(requests) > at_once:
+        await _check_prompts(backend, requests)
 
     async def collect(index: int, request: GenerationRequest) -> None:
         try:
@@ -67,6 +70,17 @@ async def collect_all(
             if (found := errors.subgroup(kind)) is not None:
                 raise _first(found) from None
         raise
+
+
+async def _check_prompts(backend: Generates, requests: list[GenerationRequest]) -> None:
+    """Raise UserError for the first of many prompts that is refused before others are computed:
+    tokenizing all of them twice costs little of what computing them does."""
+    if not isinstance(backend, Tokenizes):
+        return
+    for index, request in enumerate(requests):
+        await take_turns(index)
+        with _naming(index):
+            await prompt_of(request, backend.info, backend.tokenizer)
 
 
 async def merged(

@@ -258,3 +258,11 @@ def test_rows_of_llm_int8(dtype: str, level: str) -> None:
     x[2, 3] = np.nan
     assert np.isnan(_native.kernels.linear(level, x, weight)[2]).all()
     assert not _native.kernels.linear(level, np.zeros((1, 200), np.float32), weight).any()
+
+
+def test_rows_shorter_than_a_block_end_with_the_matrix() -> None:
+    """17 rows of 16 are 4 blocks and a quarter, whose rest isn't rows."""
+    weights = np.random.default_rng(5).standard_normal((17, 16)).astype(np.float32)
+    found = to_float_codes(weights, "nf4").to_float32()
+    assert found.shape == weights.shape
+    assert np.abs(found - weights).max() < 0.4

@@ -152,6 +152,14 @@ def test_eos_ids_of_both_files(
             },
             "original_max_position_embeddings is 1, but must be at least 2",
         ),
+        (
+            {"architectures": ["GPT2LMHeadModel"], "n_embd": 99, "n_head": 3, "n_layer": 1},
+            "head_dim is 33, of a head, but must be even",
+        ),
+        (
+            {"architectures": ["DeepseekV3ForCausalLM"], "kv_lora_rank": 33},
+            "kv_lora_rank is 33, but must be even",
+        ),
         ({"architectures": ["PhimoeForCausalLM"], "num_experts_per_tok": 3}, "only 2 is supported"),
         (
             {"architectures": ["GemmaForCausalLM"], "use_bidirectional_attention": True},

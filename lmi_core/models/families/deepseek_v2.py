@@ -41,6 +41,8 @@ def deepseek(config: HfConfig, family: str, experts: ExpertSpec, **changes: Any)
         value_dim=config.integer("v_head_dim", 128),
         bias=bias,
     )
+    if latent.kv_rank % 2:
+        raise config.error("kv_lora_rank", f"is {latent.kv_rank}, but must be even")
     positions = config.integer("max_position_embeddings", changes["max_positions"])
     rope = rope_spec(config, latent.rope_dim, positions)
     attention = attention_spec(

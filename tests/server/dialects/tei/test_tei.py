@@ -67,6 +67,24 @@ def test_embed() -> None:
     asyncio.run(run())
 
 
+def test_a_wrong_text_among_many_is_refused_before_others_are_computed() -> None:
+    async def run() -> None:
+        async with serving(*EMBEDDER) as served:
+            for fine, wrong, problem in (
+                ("a fox", "", "empty"),
+                ("a fox", "a fox " * 600, "tokens"),
+                ([5], [1 << 20], str(1 << 20)),
+            ):
+                inputs = [fine] * 199 + [wrong]
+                status, answer = await asked(served, "/embed", {"inputs": inputs})
+                assert status in (413, 422)
+                assert problem in answer["error"]
+            page = (await served.ask("GET", "/metrics")).body.decode()
+            assert "lmi_prompt_tokens_total 0" in page
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize(
     ("body", "status", "kind", "text"),
     [
