@@ -153,7 +153,7 @@ def test_eos_ids_of_both_files(
             "original_max_position_embeddings is 1, but must be at least 2",
         ),
         (
-            {"architectures": ["GPT2LMHeadModel"], "n_embd": 99, "n_head": 3, "n_layer": 1},
+            {"architectures": ["OPTForCausalLM"], "hidden_size": 99, "num_attention_heads": 3},
             "head_dim is 33, of a head, but must be even",
         ),
         (
