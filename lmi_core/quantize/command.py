@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 
@@ -86,17 +87,17 @@ def quantize(args: argparse.Namespace, flags: Sequence[str], default_model: Path
     _check_model(found, args.format)
     found = with_usual_matrices(with_own_tensors(found, is_gguf=args.format in MIXES))
     group_size = 0 if args.format in MIXES else _group_size(args.format, args.group_size, found)
-    partial = args.out.with_name(args.out.name + ".partial")
+    out: Path = args.out
     try:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        num_bytes = _write(args, config, found, group_size, partial)
-        made = partial / args.out.name
-        (made if made.is_file() else partial).rename(args.out)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(prefix=f"{out.name}.partial-", dir=out.parent) as temporary:
+            partial = Path(temporary, out.name)
+            partial.mkdir()
+            num_bytes = _write(args, config, found, group_size, partial)
+            made = partial / out.name
+            (made if made.is_file() else partial).rename(out)
     except OSError as error:
-        raise UserError(f"{args.out} can't be written: {error.strerror}", field="out") from None
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        raise UserError(f"{out} can't be written: {error.strerror}", field="out") from None
     stored = found.checkpoint.stored_bytes
     print(f"{args.out}: {megabytes(num_bytes)} of {megabytes(stored)}, in {args.format}")
     return 0

@@ -52,7 +52,18 @@ def test_what_is_written_is_read_back(
     change = np.sqrt(np.mean((logits_of(out) - exact) ** 2)) / exact.std()
     assert 0 < change < (0.4 if is_4_bits else 0.15 if "fp8" in name else 0.05)
     assert {file.name for file in out.iterdir()} >= {"config.json", "tokenizer.json"}
-    assert not list(tmp_path.glob("*.partial"))
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_what_stands_beside_is_left_alone(tmp_path: Path) -> None:
+    """Also where it has the name of something unfinished."""
+    other = tmp_path / "out.partial" / "notes.txt"
+    other.parent.mkdir()
+    other.write_text("mine")
+    path, out = cached_checkpoint("llama3"), tmp_path / "out"
+    assert main(["quantize", str(path), str(out), "--format", "compressed-tensors-w8a16"]) == 0
+    assert other.read_text() == "mine"
+    assert out.stat().st_mode & 0o777 == other.parent.stat().st_mode & 0o777
 
 
 def test_reordered_inputs_are_read_back(text: Path, tmp_path: Path) -> None:
