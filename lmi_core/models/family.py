@@ -209,9 +209,9 @@ def decoder_spec(
     ``ropes``, of layers, are read where there are none and positions are neither learned nor
     ALiBi's; ``changes``: fields of the spec."""
     name = config.get("hidden_act") or activation
-    if name not in _ACTIVATIONS:
+    if not isinstance(name, str) or name not in _ACTIVATIONS:
         error = config.error("hidden_act", f"is {name!r}; supported: {', '.join(_ACTIVATIONS)}")
-        if name in _OTHER_ACTIVATIONS:
+        if isinstance(name, str) and name in _OTHER_ACTIVATIONS:
             raise UnsupportedSettingError(str(error), field=error.field)
         raise error
     positions = config.integer("max_position_embeddings", max_positions)

@@ -156,6 +156,9 @@ def _original_max_positions(config: HfConfig, spec: _Reader, max_positions: int)
     name = "original_max_position_embeddings"
     if config.values.get(name) is not None:
         return config.integer(name)
+    if spec.number(name, float(max_positions)) < 1:
+        problem = f"is {spec.values[name]!r}, but must be at least 1"
+        raise config.error(f"{spec.key}.{name}", problem)
     return int(spec.number(name, float(max_positions)))
 
 

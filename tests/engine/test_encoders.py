@@ -47,6 +47,20 @@ async def test_means_are_those_of_transformers(name: str) -> None:
             assert np.abs(vector - wanted).max() <= 1e-4 * wanted.std(), len(ids)
 
 
+@in_a_loop
+async def test_layers_are_of_the_types_that_are_listed(tmp_path: Path) -> None:
+    """Whatever the period is, which newer files may lack."""
+    path = shutil.copytree(encoder("modernbert"), tmp_path / "model")
+    config = json.loads((path / "config.json").read_text())
+    config["layer_types"].reverse()
+    del config["global_attn_every_n_layers"]
+    (path / "config.json").write_text(json.dumps(config))
+    async with engine_of(path) as engine:
+        [ids] = inputs((60,))
+        wanted = hidden_states(path, ids).mean(0)
+        assert np.abs(await engine.embed(ids, RAW) - wanted).max() <= 1e-4 * wanted.std()
+
+
 @pytest.mark.parametrize("level", _native.instruction_sets())
 @pytest.mark.parametrize("name", ["mpnet", "modernbert"])
 @in_a_loop

@@ -3,7 +3,14 @@ but for every third, which sees all."""
 
 from __future__ import annotations
 
-from lmi_core.models.family import Family, attention_spec, decoder_spec, norm_spec, ropes_by_type
+from lmi_core.models.family import (
+    Family,
+    attention_spec,
+    decoder_spec,
+    local_layers,
+    norm_spec,
+    ropes_by_type,
+)
 from lmi_core.models.pooling_head import HeadLayer
 from lmi_core.models.spec import DecoderSpec
 from lmi_core.models.weight_names import WeightNames
@@ -29,6 +36,8 @@ def read_spec(config: HfConfig) -> DecoderSpec:
     config.require("norm_bias", False)
     period = config.integer("global_attn_every_n_layers", 3)
     local = tuple(layer % period != 0 for layer in range(config.num_layers))
+    if config.get("layer_types") is not None:
+        local = local_layers(config, 1)
     near = config.integer("local_attention", 128) // 2 + 1
     heads = config.integer("num_attention_heads")
     windows = tuple(near if is_local else 0 for is_local in local)
