@@ -30,6 +30,7 @@ from lmi_core.copies.supervisor import Supervisor
 from lmi_core.engine.fingerprint import FingerprintOf
 from lmi_core.engine.intake import Intake, check_num_tokens, check_room, retry_after_s
 from lmi_core.engine.outputs import TokenEvent
+from lmi_core.engine.parts import load_tokenizer
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.stats import (
     EngineInfo,
@@ -41,7 +42,6 @@ from lmi_core.engine.stats import (
 )
 from lmi_core.engine.stream import EventStream, batches
 from lmi_core.errors import EngineError, UserError
-from lmi_core.runners.load import load_tokenizer
 from lmi_core.runners.prefix_secret import prefix_hash_key
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.text.tokenizer import Tokenizer

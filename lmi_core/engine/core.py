@@ -16,7 +16,6 @@ from lmi_core._native import LogitBiases
 from lmi_core.engine.beam_search import BeamSearch
 from lmi_core.engine.contrastive_search import ContrastiveSearch
 from lmi_core.engine.delivery import Delivery
-from lmi_core.engine.disk_blocks import DiskBlocks
 from lmi_core.engine.fair_shares import FairShares
 from lmi_core.engine.handover import Handover, resume
 from lmi_core.engine.intake import Intake, check_num_tokens, check_room, derived_seed, retry_after_s
@@ -25,6 +24,7 @@ from lmi_core.engine.loop import StepLoop
 from lmi_core.engine.lora_slots import LoraSlots
 from lmi_core.engine.output_limits import Outputs, logit_biases
 from lmi_core.engine.paged_policy import PagedPolicy
+from lmi_core.engine.parts import EngineParts
 from lmi_core.engine.policy import Queues
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.restore import PrefixRestore
@@ -36,14 +36,13 @@ from lmi_core.engine.stats import EngineInfo, EngineObserver, EngineStats, Engin
 from lmi_core.engine.stream import EventStream
 from lmi_core.errors import EngineError, UserError
 from lmi_core.models.pooling_head import RowSum
-from lmi_core.runners.runner import BlockRunner, PoolingRunner, RankedRunner, Runner
+from lmi_core.runners.runner import BlockRunner, PoolingRunner, RankedRunner
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.structured.banned_sequences import BannedSequences
 from lmi_core.structured.compiler import GrammarCompiler
 from lmi_core.structured.matcher import CompiledGrammar
 from lmi_core.text.framed_text import WholeText
 from lmi_core.text.stop import StopStrings, stop_strings
-from lmi_core.text.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
 
@@ -56,17 +55,14 @@ class EngineCore:
     def __init__(
         self,
         config: EngineConfig,
-        runner: Runner,
-        tokenizer: Tokenizer,
-        eos_token_ids: tuple[int, ...],
+        parts: EngineParts,
         observer: EngineObserver,
         adapters: LoraSlots,
         grammars: GrammarCompiler,
         *,
         check_integrity: bool = False,
-        disk: DiskBlocks | None = None,
     ) -> None:
-        """``disk``: where KV blocks are kept beyond memory and restarts."""
+        runner, tokenizer = parts.runner, parts.tokenizer
         runner.info.check_capacities()
         self._config = config
         self._runner = runner
@@ -80,9 +76,9 @@ class EngineCore:
         )
         queues, shares = Queues(), FairShares()
         self._restore = self._memory.restore = None
-        if disk is not None:
+        if parts.disk is not None:
             cache = cast(BlockRunner, runner).cache
-            self._restore = self._memory.restore = PrefixRestore(runner.pool, cache, disk)
+            self._restore = self._memory.restore = PrefixRestore(runner.pool, cache, parts.disk)
         self._restoring: set[asyncio.Task[None]] = set()
         policy = PagedPolicy(
             runner.info,
@@ -128,7 +124,7 @@ class EngineCore:
             model=config.served_model_name,
             max_prompt_tokens=max_total_tokens - (not self._pools),
             max_total_tokens=max_total_tokens,
-            eos_token_ids=eos_token_ids,
+            eos_token_ids=parts.eos_token_ids,
             runner=runner.info,
             head=self._head,
         )

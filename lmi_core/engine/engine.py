@@ -9,6 +9,7 @@ import queue
 import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -21,7 +22,7 @@ from lmi_core.engine.loop_thread import LoopThread
 from lmi_core.engine.lora_slots import LoraSlots
 from lmi_core.engine.make_request import Prompt, make_request
 from lmi_core.engine.outputs import TokenEvent
-from lmi_core.engine.parts import EngineParts, asked_of, load_parts
+from lmi_core.engine.parts import EngineParts, load_parts
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.engine.stats import EngineInfo, EngineObserver, EngineStats, LifeState, NullObserver
@@ -31,6 +32,7 @@ from lmi_core.runners.runner import Runner
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.structured.compiler import GrammarCompiler
 from lmi_core.text.tokenizer import Tokenizer
+from lmi_core.weights.gguf.directory import model_directory
 from lmi_core.weights.hf_config import check_directory
 
 if TYPE_CHECKING:
@@ -66,10 +68,12 @@ class Engine(Completing):
         defaults. ``runner``, with its ``tokenizer`` and ``eos_token_ids``, replaces the one that
         would be loaded. ``progress`` is called with what is loading, how much is done and of how
         much, in the loading thread. ``check_integrity`` accounts for every KV block after every
-        step (tests). ``has_fingerprint``: False where somebody else gives it out.
-        """
-        asked = asked_of(config)
-        self.config = asked if isinstance(asked, EngineConfig) else asked.asked
+        step (tests). ``has_fingerprint``: False where somebody else gives it out."""
+        if isinstance(config, Path | str):
+            config = EngineConfig(model=Path(config))
+        if isinstance(config, EngineConfig):
+            config = replace(config, model=model_directory(config.model))
+        self.config = config if isinstance(config, EngineConfig) else config.asked
         if (runner is None) != (tokenizer is None):
             raise UserError("give both runner and tokenizer, or neither")
         if runner is None:
@@ -78,7 +82,7 @@ class Engine(Completing):
         if runner is not None and tokenizer is not None:
             self._parts = EngineParts(runner, tokenizer, tuple(eos_token_ids))
         self._observer = observer or NullObserver()
-        self._load_parts = partial(load_parts, asked, progress, has_fingerprint=has_fingerprint)
+        self._load_parts = partial(load_parts, config, progress, has_fingerprint=has_fingerprint)
         self._check_integrity = check_integrity
         self._core: EngineCore | None = None
         self._state = LifeState.CREATED
@@ -305,7 +309,6 @@ class Engine(Completing):
 
     async def _load(self) -> None:
         self._loop = asyncio.get_running_loop()
-        is_given = self._parts is not None
         if self._parts is None:
             self._parts = await asyncio.to_thread(self._load_parts)
         parts, lora = self._parts, self.config.lora
@@ -314,18 +317,15 @@ class Engine(Completing):
         for name, path in () if lora is None else lora.adapters:
             await adapters.load(name, path)
         grammars = GrammarCompiler(parts.load_grammars)
-        if not is_given:
+        if parts.texts is not None:  # else somebody gave us the runner
             await asyncio.to_thread(grammars.prepare)
         self._core = EngineCore(
             self.config,
-            parts.runner,
-            parts.tokenizer,
-            parts.eos_token_ids,
+            parts,
             self._observer,
             adapters,
             grammars,
             check_integrity=self._check_integrity,
-            disk=parts.disk,
         )
 
     async def _subscribe_across(

@@ -83,7 +83,7 @@ def test_what_was_read_to_judge_a_model_is_not_read_again(whole, monkeypatch):
         raise AssertionError("read again")
 
     monkeypatch.setattr("lmi_core.models.loader.Checkpoint", refuse)
-    monkeypatch.setattr("lmi_core.runners.load.Tokenizer", refuse)
+    monkeypatch.setattr("lmi_core.engine.parts.Tokenizer", refuse)
     with Engine(started.found, own_loop=True) as engine:
         assert engine.config == started.engine
         assert [event.token_id for event in engine.generate_sync("one", max_new_tokens=1)]

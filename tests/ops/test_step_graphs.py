@@ -14,8 +14,8 @@ import pytest
 
 torch = pytest.importorskip("torch", exc_type=ImportError)
 
+from lmi_core.engine.parts import load_runner  # noqa: E402
 from lmi_core.ops.device.step_list import StepList  # noqa: E402
-from lmi_core.runners.load import load_runner  # noqa: E402
 from lmi_core.settings.engine_config import EngineConfig  # noqa: E402
 from lmi_core.settings.lora_config import LoraConfig  # noqa: E402
 from tests.checkpoints import make_checkpoint  # noqa: E402
