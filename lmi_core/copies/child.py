@@ -132,7 +132,8 @@ class Child:
             self._send_stats()
 
     def _pack(self, settings: CopySettings) -> FoundModel:
-        from lmi_core.runners.cpu.cpu_runner import find_cpu_model, keep_packed
+        from lmi_core.runners.cpu.cpu_runner import keep_packed
+        from lmi_core.runners.cpu.memory_needs import find_cpu_model
 
         found = find_cpu_model(settings.config, settings.claimed_bytes)
         keep_packed(found, self._progress)

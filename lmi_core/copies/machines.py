@@ -68,8 +68,11 @@ class ThisMachine:
                 field="num_copies",
             )
         _check_cores(config, num_copies)
-        from lmi_core.runners.cpu.cpu_runner import find_cpu_model
-        from lmi_core.runners.cpu.memory_needs import check_copies, shares_weights
+        from lmi_core.runners.cpu.memory_needs import (
+            check_copies,
+            find_cpu_model,
+            shares_weights,
+        )
 
         found = find_cpu_model(config, HOST_MEMORY.others_bytes(self))
         allowed = host_cpus(config.job)

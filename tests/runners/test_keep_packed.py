@@ -8,6 +8,7 @@ import pytest
 
 from lmi_core.demo import MODEL_DIR
 from lmi_core.runners.cpu import cpu_runner
+from lmi_core.runners.cpu.memory_needs import find_cpu_model
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.weights import packed_model
 
@@ -15,17 +16,15 @@ from lmi_core.weights import packed_model
 def test_packed_weights_are_made_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(packed_model, "MIN_CHECKPOINT_BYTES", 0)
     config = EngineConfig(model=MODEL_DIR, repack_cache_dir=str(tmp_path))
-    cpu_runner.keep_packed(cpu_runner.find_cpu_model(config))
+    cpu_runner.keep_packed(find_cpu_model(config))
     [packed] = tmp_path.glob("*.packed")
     inode = packed.stat().st_ino
-    cpu_runner.keep_packed(cpu_runner.find_cpu_model(config))
+    cpu_runner.keep_packed(find_cpu_model(config))
     assert [path.stat().st_ino for path in tmp_path.glob("*.packed")] == [inode]
 
 
 def test_where_nothing_is_kept_nothing_is_made(tmp_path: Path) -> None:
     progress: list[str] = []
     config = EngineConfig(model=MODEL_DIR, repack_cache_dir="none")
-    cpu_runner.keep_packed(
-        cpu_runner.find_cpu_model(config), lambda what, _, __: progress.append(what)
-    )
+    cpu_runner.keep_packed(find_cpu_model(config), lambda what, _, __: progress.append(what))
     assert progress == []

@@ -19,19 +19,19 @@ from lmi_core.runners.cpu.draft_chains import DraftChains
 from lmi_core.runners.cpu.draft_runner import CpuDraftRunner
 from lmi_core.runners.cpu.eagle_runner import EagleRunner, eagle_states
 from lmi_core.runners.cpu.medusa_runner import MedusaRunner
+from lmi_core.runners.cpu.memory_needs import (
+    check_memory,
+    find_cpu_model,
+    memory_errors,
+    pool_block_bytes,
+    step_sizes,
+)
 from lmi_core.runners.cpu.rank_hosts import host_cpus
 from lmi_core.runners.cpu.ranked_adapters import RankedAdapters, lora_store
 from lmi_core.runners.cpu.ranked_blocks import RankedBlocks
 from lmi_core.runners.cpu.recorded_model import RecordedModel
 from lmi_core.runners.cpu.shared_workers import SharedWorkers
-from lmi_core.runners.cpu.sizes import (
-    cache_dtype,
-    check_heads,
-    check_sizes,
-    num_rank_threads,
-    pool_block_bytes,
-    step_sizes,
-)
+from lmi_core.runners.cpu.sizes import cache_dtype, num_rank_threads
 from lmi_core.runners.memory_claims import HOST_MEMORY
 from lmi_core.runners.runner import RunnerInfo
 from lmi_core.runners.step_memory import StepMemory, size_kv_cache
@@ -244,7 +244,6 @@ def load_cpu_runner(
     Raises ModelError for files that can't be served, UserError for sizes that don't fit.
     """
     from lmi_core.calibration.peaks import smoothing_for
-    from lmi_core.runners.cpu.memory_needs import check_memory, memory_errors
     from lmi_core.runners.cpu.ranks import Ranks
 
     found = find_cpu_model(asked, HOST_MEMORY.total_bytes)
@@ -315,7 +314,6 @@ def keep_packed(found: FoundModel, progress: Progress | None = None) -> None:
     """Put a model's packed weights into the repack cache, unless they are there or have no place:
     processes that load the model afterwards share their memory. Raises as ``load_cpu_runner``."""
     from lmi_core.calibration.peaks import smoothing_for
-    from lmi_core.runners.cpu.memory_needs import memory_errors
 
     if found.slicing.num_ranks > 1:
         return  # each rank packs its own slice
@@ -326,21 +324,3 @@ def keep_packed(found: FoundModel, progress: Progress | None = None) -> None:
                 _load(each, packed, smoothing_for(each, progress), progress)
                 packed.save()
                 packed.wait()
-
-
-def find_cpu_model(asked: EngineConfig | FoundModel, claimed_bytes: int = 0) -> FoundModel:
-    """What will be loaded, as far as settings and headers tell whether it can be: what explains,
-    serves and manages models asks here. Of what was found here before nothing is read again, and
-    only memory that others have taken is looked at: ``claimed_bytes``. Raises as
-    ``load_cpu_runner``."""
-    from lmi_core.models.loader import find_model
-    from lmi_core.runners.cpu.memory_needs import check_memory
-
-    is_new = isinstance(asked, EngineConfig)
-    if isinstance(asked, EngineConfig):
-        check_sizes(asked)
-        asked = find_model(asked)
-        check_heads(asked)
-    if is_new or claimed_bytes:
-        check_memory(asked, claimed_bytes)
-    return asked

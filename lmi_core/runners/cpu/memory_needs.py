@@ -1,4 +1,4 @@
-"""What a model will take of the machine's memory, from its headers alone, and if it is there."""
+"""What the headers of a model say of it: whether it can be loaded, and what memory it takes."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from pathlib import Path
 
 from lmi_core import _native
 from lmi_core.errors import InsufficientMemoryError
-from lmi_core.models.loader import FoundModel
+from lmi_core.models.eagle_head import EagleHead
+from lmi_core.models.loader import FoundModel, find_model
 from lmi_core.models.spec import DecoderSpec
 from lmi_core.runners.cpu.core_groups import num_weight_nodes
-from lmi_core.runners.cpu.sizes import pool_block_bytes, step_sizes
+from lmi_core.runners.cpu.sizes import NATIVE_DTYPES, cache_dtype, check_heads, check_sizes
 from lmi_core.runners.draft_steps import draft_rows
-from lmi_core.runners.step_memory import size_kv_cache
+from lmi_core.runners.step_memory import StepSizes, size_kv_cache
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.units import megabytes
+from lmi_core.weights.formats import WeightFormat
 from lmi_core.weights.mxfp4 import MXFP4_ENDINGS
 from lmi_core.weights.quantized.methods import (
     METHODS,
@@ -30,12 +32,28 @@ from lmi_core.weights.quantized.methods import (
 from lmi_core.weights.quantized.settings import QuantizationSettings
 from lmi_core.weights.repack_cache import MIN_CHECKPOINT_BYTES, cache_directory
 
+DEFAULT_BATCHED_TOKENS = 2048
 _BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1.0, "fp8": 1.0, "int4": 4.25 / 8}
 _BYTES |= {"bitsandbytes": 1.0, "eetq": 1.0, "smoothquant": 1.0}
 _BYTES |= dict.fromkeys(["bitsandbytes-nf4", "bitsandbytes-fp4"], 4.5 / 8)
 """Of a weight; int4 with the scale and zero point of 128, nf4 and fp4 with the scale of 64."""
 _FEW_BITS_BYTES = 4.5 / 8
 """Of a weight of 2 or 3 bits, in blocks of 4 with a scale of 32."""
+
+
+def find_cpu_model(asked: EngineConfig | FoundModel, claimed_bytes: int = 0) -> FoundModel:
+    """What will be loaded, as far as settings and headers tell whether it can be: what explains,
+    serves and manages models asks here. Of what was found here before nothing is read again, and
+    only memory that others have taken is looked at: ``claimed_bytes``. Raises as
+    ``load_cpu_runner``."""
+    is_new = isinstance(asked, EngineConfig)
+    if isinstance(asked, EngineConfig):
+        check_sizes(asked)
+        asked = find_model(asked)
+        check_heads(asked)
+    if is_new or claimed_bytes:
+        check_memory(asked, claimed_bytes)
+    return asked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +97,47 @@ def estimate(found: FoundModel, claimed_bytes: int = 0) -> Estimate:
         + (0 if found.draft is None else _draft_workspace_bytes(config, found.draft.spec)),
         stored=sum(each.checkpoint.stored_bytes for each in found.models),
     )
+
+
+def step_sizes(config: EngineConfig, spec: DecoderSpec) -> StepSizes:
+    """Of the steps of a model."""
+    return StepSizes.of(
+        config,
+        vocab_size=spec.vocab_size,
+        max_positions=spec.max_positions,
+        max_num_tokens=DEFAULT_BATCHED_TOKENS,
+        pools=not spec.has_head,
+        takes_whole=not spec.is_causal,
+    )
+
+
+def pool_block_bytes(found: FoundModel) -> int:
+    """Of a KV block of a model, in all its ranks, and of what drafts for it."""
+    num_ranks, spec = found.slicing.num_ranks, found.slicing.spec(found.spec)
+    num_bytes = num_ranks * _block_bytes(found.asked, spec, found.dtype)
+    if found.draft is not None:
+        num_bytes += _block_bytes(found.draft.asked, found.draft.spec, found.draft.dtype)
+    if isinstance(found.heads, EagleHead):
+        num_bytes += _eagle_block_bytes(found.asked, found.heads, found.dtype)
+    return num_bytes
+
+
+def _block_bytes(config: EngineConfig, spec: DecoderSpec, dtype: WeightFormat) -> int:
+    """Of a KV block of all layers of a model; ``dtype``: of its activations."""
+    return _native.KvCache.block_bytes(
+        num_layers=spec.num_cache_layers,
+        block_size=config.block_size,
+        num_kv_heads=spec.attention.num_kv_heads,
+        head_dim=spec.attention.head_dim,
+        dtype=NATIVE_DTYPES[cache_dtype(config, dtype)],
+        is_latent=spec.attention.latent is not None,
+    )
+
+
+def _eagle_block_bytes(config: EngineConfig, head: EagleHead, dtype: WeightFormat) -> int:
+    """Of a KV block: of the head's layer, and of the states that it goes on from."""
+    state_bytes = config.block_size * head.spec.hidden_size * (4 if dtype == "fp32" else 2)
+    return _block_bytes(config, head.spec, dtype) + state_bytes
 
 
 def _weight_bytes(found: FoundModel) -> int:

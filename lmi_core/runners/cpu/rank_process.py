@@ -19,7 +19,7 @@ from lmi_core.runners.cpu.rank_orders import RankOrders
 from lmi_core.runners.cpu.ranked_adapters import lora_store
 from lmi_core.runners.cpu.ranks import MAX_MESSAGE_BYTES
 from lmi_core.runners.cpu.recorded_model import RecordedModel, open_group
-from lmi_core.runners.cpu.sizes import cache_dtype, num_rank_threads, step_sizes
+from lmi_core.runners.cpu.sizes import cache_dtype, num_rank_threads
 from lmi_core.sandbox import message
 from lmi_core.settings.engine_config import EngineConfig
 
@@ -75,7 +75,7 @@ def _join(
 ) -> _Joined:
     from lmi_core.models.loader import find_model, load_weights
     from lmi_core.ops.cpu import NativeWeights
-    from lmi_core.runners.cpu.memory_needs import memory_errors
+    from lmi_core.runners.cpu.memory_needs import memory_errors, step_sizes
     from lmi_core.weights.packed_model import open_packed_model
 
     found = find_model(config)

@@ -11,17 +11,15 @@ from lmi_core.models.eagle_head import EagleHead
 from lmi_core.models.kv_scales import LayerScales
 from lmi_core.models.spec import DecoderSpec
 from lmi_core.runners.cpu.core_groups import num_own_cores
-from lmi_core.runners.step_memory import StepSizes
 from lmi_core.settings.engine_config import BLOCK_MULTIPLE, EngineConfig
 from lmi_core.weights.formats import WeightFormat
 
 if TYPE_CHECKING:
     from lmi_core.models.loader import FoundModel
 
-DEFAULT_BATCHED_TOKENS = 2048
 CacheDType = Literal["fp32", "bf16", "int8", "fp8_e4m3fn", "fp8_e5m2"]
 _NativeDType = Literal["fp32", "bf16", "int8", "e4m3", "e5m2"]
-_NATIVE_NAMES: dict[CacheDType, _NativeDType] = {
+NATIVE_DTYPES: dict[CacheDType, _NativeDType] = {
     "fp32": "fp32",
     "bf16": "bf16",
     "int8": "int8",
@@ -36,18 +34,6 @@ _TILE_ROWS, _PARTITION, _LANES = 48, 256, 16
 def num_rank_threads(config: EngineConfig) -> int:
     """Worker threads of each of a model's ranks."""
     return config.num_threads or num_own_cores(config.tensor_parallel_degree)
-
-
-def step_sizes(config: EngineConfig, spec: DecoderSpec) -> StepSizes:
-    """Of the steps of a model."""
-    return StepSizes.of(
-        config,
-        vocab_size=spec.vocab_size,
-        max_positions=spec.max_positions,
-        max_num_tokens=DEFAULT_BATCHED_TOKENS,
-        pools=not spec.has_head,
-        takes_whole=not spec.is_causal,
-    )
 
 
 def make_cache(
@@ -66,7 +52,7 @@ def make_cache(
         block_size=config.block_size,
         num_kv_heads=spec.attention.num_kv_heads,
         head_dim=spec.attention.head_dim,
-        dtype=_NATIVE_NAMES[dtype],
+        dtype=NATIVE_DTYPES[dtype],
         is_latent=spec.attention.latent is not None,
         fixed_scales=[scale for layer in scales for scale in layer] if has_scales else [],
     )
@@ -129,32 +115,3 @@ def check_heads(found: FoundModel) -> None:
 def cache_dtype(config: EngineConfig, model_dtype: WeightFormat) -> CacheDType:
     """The KV cache's."""
     return model_dtype if config.kv_dtype == "auto" else config.kv_dtype
-
-
-def pool_block_bytes(found: FoundModel) -> int:
-    """Of a KV block of a model, in all its ranks, and of what drafts for it."""
-    num_ranks, spec = found.slicing.num_ranks, found.slicing.spec(found.spec)
-    num_bytes = num_ranks * _block_bytes(found.asked, spec, found.dtype)
-    if found.draft is not None:
-        num_bytes += _block_bytes(found.draft.asked, found.draft.spec, found.draft.dtype)
-    if isinstance(found.heads, EagleHead):
-        num_bytes += _eagle_block_bytes(found.asked, found.heads, found.dtype)
-    return num_bytes
-
-
-def _block_bytes(config: EngineConfig, spec: DecoderSpec, dtype: WeightFormat) -> int:
-    """Of a KV block of all layers of a model; ``dtype``: of its activations."""
-    return _native.KvCache.block_bytes(
-        num_layers=spec.num_cache_layers,
-        block_size=config.block_size,
-        num_kv_heads=spec.attention.num_kv_heads,
-        head_dim=spec.attention.head_dim,
-        dtype=_NATIVE_NAMES[cache_dtype(config, dtype)],
-        is_latent=spec.attention.latent is not None,
-    )
-
-
-def _eagle_block_bytes(config: EngineConfig, head: EagleHead, dtype: WeightFormat) -> int:
-    """Of a KV block: of the head's layer, and of the states that it goes on from."""
-    state_bytes = config.block_size * head.spec.hidden_size * (4 if dtype == "fp32" else 2)
-    return _block_bytes(config, head.spec, dtype) + state_bytes
