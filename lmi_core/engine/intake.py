@@ -147,8 +147,8 @@ async def _token_ids(
         framed = framed_text(info.head.spec, request.prompt, params)
         return await tokenizer.encode_whole(framed, limit, params.truncate)
     special = request.add_special_tokens
-    ids = await tokenizer.encode(request.prompt, add_special_tokens=special, max_tokens=limit)
-    return WholeText(ids)
+    text = request.prompt
+    return WholeText(await tokenizer.encode(text, add_special_tokens=special, max_tokens=limit))
 
 
 def check_room(
