@@ -118,7 +118,7 @@ def _reranker(config: HfConfig, is_causal: bool, max_tokens: int | None) -> Pool
     if config.values.get("classifier_pooling") == "mean":
         rows = "all"
     if config.architecture.endswith(CLASSIFIER):
-        num_labels = len(config.values.get("id2label") or "12")
+        num_labels = len(config.settings("id2label") or "12")
         if num_labels != 1:
             raise UnsupportedSettingError(
                 f"{config.path}: num_labels is {num_labels}; pairs are scored by classifiers of "

@@ -156,10 +156,10 @@ def _original_max_positions(config: HfConfig, spec: _Reader, max_positions: int)
     name = "original_max_position_embeddings"
     if config.values.get(name) is not None:
         return config.integer(name)
-    if spec.number(name, float(max_positions)) < 1:
-        problem = f"is {spec.values[name]!r}, but must be at least 1"
-        raise config.error(f"{spec.key}.{name}", problem)
-    return int(spec.number(name, float(max_positions)))
+    positions = int(spec.number(name, float(max_positions)))
+    if positions < 1:
+        raise config.error(f"{spec.key}.{name}", "is below 1")
+    return positions
 
 
 def _factor(spec: _Reader, kind: str, max_positions: int, original: int) -> float:

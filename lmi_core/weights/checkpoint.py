@@ -77,10 +77,10 @@ class Checkpoint:
 def read_checkpoint(directory: Path) -> dict[str, TensorInfo]:
     """Every tensor of a model directory by name.
 
-    Sharded checkpoints follow model.safetensors.index.json; otherwise model.safetensors is read, or
-    the only ``*.safetensors`` file there is. Where there is none, so are pytorch_model.bin and its
-    index, or a GGUF file. Raises ModelError when there is neither, when a shard is missing or when
-    the index and the shards disagree.
+    Sharded checkpoints follow model.safetensors.index.json; otherwise model.safetensors is read, as
+    it is where all shards of the index are gone, or the only ``*.safetensors`` file there is. Where
+    there is none, so are pytorch_model.bin and its index, or a GGUF file. Raises ModelError when
+    there is neither, when a shard is missing or when the index and the shards disagree.
     """
     index = directory / INDEX_NAME
     if index.exists():
@@ -127,6 +127,9 @@ def _read_sharded(
     weight_map = _read_weight_map(index, suffix)
     files = sorted(set(weight_map.values()))
     missing = [name for name in files if not (index.parent / name).exists()]
+    whole = index.with_name(index.name.removesuffix(".index.json"))
+    if missing == files and whole.is_file():
+        return read(whole)
     if missing:
         raise ModelError(
             f"{index.parent} lacks {len(missing)} of {len(files)} shards: {', '.join(missing)}; "

@@ -104,6 +104,13 @@ class HfConfig:
             raise self.error(key, f"is {value!r}, but must be true or false")
         return value
 
+    def settings(self, key: str) -> dict[str, Any]:
+        """An object; absent or null: without keys."""
+        value = self.get(key)
+        if not isinstance(value, dict | None):
+            raise self.error(key, f"is {str(value)[:80]}, but must be an object")
+        return value or {}
+
     def string(self, key: str, default: str) -> str:
         value = self.get(key, default)
         if not isinstance(value, str):

@@ -272,6 +272,14 @@ def test_shards_without_an_index(sharded: Path) -> None:
         load(sharded)
 
 
+def test_an_index_of_shards_that_were_merged(sharded: Path) -> None:
+    tensors = stored(sharded)
+    for shard in sharded.glob("*.safetensors"):
+        shard.unlink()
+    safetensors_torch.save_file(tensors, sharded / "model.safetensors")
+    assert load(sharded).spec.num_layers == 3
+
+
 def test_a_single_file_of_another_name(edited: Callable[..., Path]) -> None:
     path = edited()
     (path / "model.safetensors").rename(path / "weights.safetensors")

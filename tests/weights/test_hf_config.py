@@ -131,6 +131,21 @@ def test_eos_ids_of_both_files(
         ({"hidden_size": 100}, "32 heads don't divide 100"),
         ({"num_key_value_heads": 5}, "num_key_value_heads is 5"),
         ({"hidden_act": "mish"}, "hidden_act is 'mish'; supported: silu"),
+        ({"hidden_act": ["silu"]}, "hidden_act is ['silu']; supported: silu"),
+        (
+            {"rope_scaling": {"type": "yarn", "original_max_position_embeddings": 0.5}},
+            "rope_scaling.original_max_position_embeddings is below 1",
+        ),
+        ({"architectures": ["MptForCausalLM"], "attn_config": True}, "attn_config is True"),
+        ({"architectures": ["InternLMForCausalLM"], "rotary": {"type": []}}, "its type must be"),
+        (
+            {"architectures": ["Qwen2MoeForCausalLM"], "mlp_only_layers": 3},
+            "mlp_only_layers is 3, but must list layers",
+        ),
+        (
+            {"architectures": ["GPTNeoForCausalLM"], "attention_layers": True},
+            "attention_types must be of all layers",
+        ),
         ({"rms_norm_eps": 0}, "rms_norm_eps is 0"),
         ({"tie_word_embeddings": "no"}, "tie_word_embeddings is 'no'"),
         ({"head_dim": 63}, "head_dim is 63"),

@@ -30,7 +30,7 @@ _SHARES = "moe_normalize_expert_weights"
 
 
 def read_spec(config: HfConfig) -> DecoderSpec:
-    own = {key: config.get(key) or {} for key in ("attn_config", "ffn_config")}
+    own = {key: config.settings(key) for key in ("attn_config", "ffn_config")}
     attn = replace(config, values=own["attn_config"], keys={})
     ffn = replace(config, values={**config.values, **own["ffn_config"]}, keys=KEYS | _FFN_KEYS)
     if ffn.get(_SHARES, 1) not in (None, 1):
@@ -48,7 +48,7 @@ def read_spec(config: HfConfig) -> DecoderSpec:
         attention,
         max_positions=positions,
         ropes=(rope,) * config.num_layers,
-        activation=(ffn.get("ffn_act_fn") or {}).get("name", "silu"),
+        activation=ffn.settings("ffn_act_fn").get("name", "silu"),
         intermediate_size=experts.intermediate_size,
         norm=NormSpec(kind="layer", eps=1e-5),
         experts=experts,

@@ -15,12 +15,17 @@ KEYS |= {"hidden_act": "activation_function", "rms_norm_eps": "layer_norm_epsilo
 
 def read_spec(config: HfConfig) -> DecoderSpec:
     window, layers = config.integer("window_size", 256), config.num_layers
-    types = config.get("attention_layers") or [
-        kind
-        for kinds, count in config.get("attention_types", [[["global", "local"], layers // 2]])
-        for kind in kinds * count
-    ]
-    if len(types) != layers:
+    types = config.get("attention_layers")
+    try:
+        types = types or [
+            kind
+            for kinds, count in config.get("attention_types", [[["global", "local"], layers // 2]])
+            for kind in kinds * min(count, layers)
+        ]
+        are_of_all = len(types) == layers
+    except (TypeError, ValueError):
+        are_of_all = False
+    if not are_of_all:
         raise config.error("attention_types", "must be of all layers")
     attention = attention_spec(
         config,

@@ -21,7 +21,7 @@ def _with_rope(config: HfConfig) -> HfConfig:
     """With what the key ``rotary`` says, as others say it."""
     rotary = config.get("rotary") or {}
     kind = rotary.get("type", "origin") if isinstance(rotary, dict) else None
-    if kind not in _KINDS:
+    if not isinstance(kind, str) or kind not in _KINDS:
         raise config.error("rotary", f"is {rotary!r}; its type must be one of {', '.join(_KINDS)}")
     values = {"rope_theta": rotary.get("base", 10000), **config.values}
     if not config.get("rope_scaling") and not config.get("rope_parameters"):

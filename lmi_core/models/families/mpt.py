@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lmi_core.models.family import Family, alibi_slopes, attention_spec, decoder_spec, norm_spec
+from lmi_core.models.family import (
+    Family,
+    alibi_slopes,
+    attention_spec,
+    decoder_spec,
+    default_head_dim,
+    norm_spec,
+)
 from lmi_core.models.spec import DecoderSpec
 from lmi_core.models.weight_names import WeightNames
 from lmi_core.weights.hf_config import HfConfig
@@ -27,13 +34,13 @@ NAMES = WeightNames(
 
 def read_spec(config: HfConfig) -> DecoderSpec:
     heads, hidden = config.integer("num_attention_heads"), config.integer("hidden_size")
-    settings = replace(config, values=config.get("attn_config") or {})
+    settings = replace(config, values=config.settings("attn_config"))
     for key, wanted in (("alibi", True), ("qk_ln", False), ("prefix_lm", False)):
         settings.require(key, wanted)
     attention = attention_spec(
         config,
         num_kv_heads=heads,
-        scale=settings.get("softmax_scale") or (hidden // heads) ** -0.5,
+        scale=settings.optional_number("softmax_scale", 0.0) or default_head_dim(config) ** -0.5,
         clip=settings.optional_number("clip_qkv", 0.0),
         slopes=alibi_slopes(heads, settings.number("alibi_bias_max", 8)),
     )

@@ -21,6 +21,8 @@ NAMES = ExpertNames(
 def sparse_layers(config: HfConfig) -> tuple[bool, ...]:
     """Every ``decoder_sparse_step``-th one, but for ``mlp_only_layers``."""
     step, dense = config.integer("decoder_sparse_step", 1), config.get("mlp_only_layers") or []
+    if not isinstance(dense, list):
+        raise config.error("mlp_only_layers", f"is {dense!r}, but must list layers")
     return tuple(i not in dense and (i + 1) % step == 0 for i in range(config.num_layers))
 
 
