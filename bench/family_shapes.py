@@ -24,7 +24,7 @@ from bench.checkpoints import (
 from lmi_core.bench.rooflines import ModelShape, RoofShape
 from lmi_core.models.registry import family_of
 from lmi_core.models.spec import DecoderSpec
-from lmi_core.models.weights import expected_shapes
+from lmi_core.models.tensor_check import expected_shapes
 from lmi_core.weights.hf_config import HfConfig
 
 ROOT = Path("build/models")

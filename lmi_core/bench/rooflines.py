@@ -11,7 +11,7 @@ from lmi_core.bench.roofs import Roofs
 from lmi_core.models.expert_tensors import idle_params
 from lmi_core.models.registry import family_of
 from lmi_core.models.spec import DecoderSpec
-from lmi_core.models.weights import expected_shapes
+from lmi_core.models.tensor_check import expected_shapes
 from lmi_core.runners.runner import RunnerInfo
 from lmi_core.weights.hf_config import read_hf_config
 

@@ -22,7 +22,7 @@ from lmi_core.models.eagle_head import EagleHead
 from lmi_core.models.expert_tensors import is_router, with_layout
 from lmi_core.models.family import spec_and_pooling, text_tensors
 from lmi_core.models.gguf_spec import gguf_spec
-from lmi_core.models.kv_scales import LayerScales, kv_scale_names, read_kv_scales
+from lmi_core.models.kv_scales import LayerScales, read_kv_scales
 from lmi_core.models.pooling import PoolingSpec
 from lmi_core.models.pooling_head import PoolingHead
 from lmi_core.models.pooling_layers import load_pooling_head
@@ -31,7 +31,7 @@ from lmi_core.models.rope_config import override_rope
 from lmi_core.models.slices import WHOLE, Slicing, slicing_of
 from lmi_core.models.smoothing import LayerFactors, Smoothing
 from lmi_core.models.spec import DecoderSpec
-from lmi_core.models.tensor_check import check_quantized, check_tensors, with_own_head
+from lmi_core.models.tensor_check import held_tensors, with_own_head
 from lmi_core.models.tensor_reader import Progress, TensorReader
 from lmi_core.models.weight_packing import WeightPacking
 from lmi_core.models.weights import (
@@ -39,7 +39,6 @@ from lmi_core.models.weights import (
     Linear,
     WeightBackend,
     answer_matrix,
-    expected_shapes,
     is_transposed,
 )
 from lmi_core.settings.engine_config import DType, EngineConfig, check_max_model_len
@@ -160,13 +159,7 @@ def find_model(asked: EngineConfig) -> FoundModel:
     spec = with_own_head(spec, tensors, is_part="text_config" in config.values)
     if spec.experts is not None:
         spec = with_layout(spec, tensors)
-    shapes = expected_shapes(spec)
-    kv_scales = kv_scale_names(spec, names, tensors)
-    tables = (names.embedding, names.positions, names.token_types, names.relative_bias)
-    matrices = {name: shape for name, shape in shapes.items() if name not in tables}
-    quantized = StoredLayers(layout, matrices, tensors)
-    check_quantized(checkpoint, quantized)
-    check_tensors(asked.model, spec, shapes, tensors, quantized, kv_scales)
+    shapes, quantized, kv_scales = held_tensors(checkpoint, layout, spec, tensors)
     if pooling is not None and pooling.answers is not None:
         shapes[answer_matrix(spec)] = (spec.vocab_size, spec.hidden_size)
     check_max_model_len(asked.max_model_len, spec.max_positions)

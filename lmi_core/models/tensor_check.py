@@ -1,4 +1,4 @@
-"""Whether a checkpoint holds exactly the tensors that a model needs."""
+"""The tensors that a model needs, and whether a checkpoint holds exactly these."""
 
 from __future__ import annotations
 
@@ -7,20 +7,41 @@ from dataclasses import replace
 from pathlib import Path
 
 from lmi_core.errors import ModelError
-from lmi_core.models.expert_tensors import unread_experts
-from lmi_core.models.spec import DecoderSpec
+from lmi_core.models.expert_tensors import expert_shapes, unread_experts
+from lmi_core.models.kv_scales import kv_scale_names
+from lmi_core.models.linears import layer_linears
+from lmi_core.models.spec import DecoderSpec, LatentSpec
 from lmi_core.models.weight_names import WeightNames
-from lmi_core.models.weights import is_transposed
+from lmi_core.models.weights import bias_name, is_transposed, qk_norm_tensors
 from lmi_core.weights.checkpoint import Checkpoint
 from lmi_core.weights.float_tensors import holds_same
 from lmi_core.weights.fp8_checkpoint import FP8_DTYPES, goes_with_fp8, scale_problem
 from lmi_core.weights.gguf.types import BLOCK_TYPES
 from lmi_core.weights.mxfp4 import MXFP4_ENDINGS
+from lmi_core.weights.quantized.layout import Layout
 from lmi_core.weights.quantized.stored_layers import StoredLayers
 from lmi_core.weights.safetensors_file import TensorInfo
 from lmi_core.weights.tensor_faults import tensor_faults
 
 FLOAT_DTYPES = ("F32", "F16", "BF16")
+
+
+def held_tensors(
+    checkpoint: Checkpoint,
+    layout: Layout | None,
+    spec: DecoderSpec,
+    tensors: Mapping[str, TensorInfo],
+) -> tuple[dict[str, tuple[int, ...]], StoredLayers, tuple[str, ...]]:
+    """Name and shape of what ``spec`` needs, the matrices among it that ``tensors`` hold as
+    ``layout`` says, and the names of scales of an fp8 KV cache. Raises as ``check_tensors``."""
+    names, shapes = spec.names, expected_shapes(spec)
+    kv_scales = kv_scale_names(spec, names, tensors)
+    tables = (names.embedding, names.positions, names.token_types, names.relative_bias)
+    matrices = {name: shape for name, shape in shapes.items() if name not in tables}
+    quantized = StoredLayers(layout, matrices, tensors)
+    _check_quantized(checkpoint, quantized)
+    check_tensors(checkpoint.path, spec, shapes, tensors, quantized, kv_scales)
+    return shapes, quantized, kv_scales
 
 
 def check_tensors(
@@ -87,7 +108,7 @@ def with_own_head(
     return replace(spec, tied_head=False, notes=(*spec.notes, note))
 
 
-def check_quantized(checkpoint: Checkpoint, quantized: StoredLayers) -> None:
+def _check_quantized(checkpoint: Checkpoint, quantized: StoredLayers) -> None:
     """Raise ModelError where the settings name a quantisation that no matrix has."""
     settings = checkpoint.quantization
     if settings is None or quantized:
@@ -145,3 +166,109 @@ def _unexpected(
         and not name.endswith(names.ignored)
         and not (has_fp8 and goes_with_fp8(name))
     ]
+
+
+def expected_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor that a checkpoint of this spec holds."""
+    names, hidden = spec.names, spec.hidden_size
+    columns = spec.embedding_columns
+    shapes: dict[str, tuple[int, ...]] = {names.embedding: (spec.vocab_size, columns)}
+    if names.positions:
+        shapes[names.positions] = (spec.num_positions, hidden)
+    if names.token_types:
+        shapes[names.token_types] = (spec.num_token_types, hidden)
+    if names.relative_bias:
+        shapes[names.relative_bias] = (spec.attention.relative_buckets, spec.attention.num_q_heads)
+    if names.project_in:
+        shapes[f"{names.project_in}.weight"] = (hidden, columns)
+        shapes[f"{names.project_out}.weight"] = (columns, hidden)
+    shapes |= _norm_shapes(spec, names.embedding_norm, names.final_norm)
+    for made in spec.head_layers:
+        shapes |= made.shapes
+    if spec.has_head and not spec.tied_head:
+        shapes[f"{names.head}.weight"] = (spec.vocab_size, columns)
+    if spec.has_head and spec.head_bias:
+        shapes[f"{names.head}.bias"] = (spec.vocab_size,)
+    for layer_id in range(spec.num_layers):
+        prefix = names.layer.format(layer=layer_id)
+        layer = _layer_shapes(spec, layer_id)
+        if spec.experts is not None and spec.experts.sparse[layer_id]:
+            layer |= expert_shapes(spec.experts, spec.hidden_size)
+        shapes |= {prefix + name: shape for name, shape in layer.items()}
+    if spec.first_layer_normed:
+        for name in (names.attention_norm, bias_name(names.attention_norm)):
+            shapes.pop(names.layer.format(layer=0) + name, None)
+    return shapes
+
+
+def _norm_shapes(spec: DecoderSpec, *names: str) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name in names:
+        if name and spec.norm.has_weight:
+            shapes[name] = (spec.hidden_size,)
+            if spec.norm.bias:
+                shapes[bias_name(name)] = (spec.hidden_size,)
+    return shapes
+
+
+def _layer_shapes(spec: DecoderSpec, layer_id: int) -> dict[str, tuple[int, ...]]:
+    names, attention = spec.names, spec.attention
+    shapes = _norm_shapes(
+        spec,
+        *(names.attention_norm, names.attention_post_norm),
+        *(names.mlp_norm, names.mlp_post_norm),
+    )
+    for source in layer_linears(spec, layer_id).values():
+        for name, num_outputs in source.modules:
+            shape = num_outputs, source.num_inputs
+            shapes[f"{name}.weight"] = shape[::-1] if names.transposed else shape
+            if source.bias:
+                shapes[f"{name}.bias"] = (num_outputs,)
+    if names.sinks:
+        shapes[names.sinks] = (attention.num_q_heads,)
+    if attention.latent is not None:
+        shapes |= _latent_shapes(attention.latent, spec.hidden_size, attention.num_q_heads)
+    return shapes | _qk_norm_shapes(spec)
+
+
+def _latent_shapes(latent: LatentSpec, hidden: int, num_heads: int) -> dict[str, tuple[int, ...]]:
+    """Of a layer's tensors of latent attention, but for the output's."""
+    names, rank = latent.names, latent.kv_rank
+    q_size = num_heads * (latent.nope_dim + latent.rope_dim)
+    biased = {names.kv_a: rank + latent.rope_dim}
+    shapes: dict[str, tuple[int, ...]] = {f"{names.q}.weight": (q_size, hidden)}
+    if latent.q_rank:
+        biased[names.q_a] = latent.q_rank
+        shapes = {names.q_a_norm: (latent.q_rank,)}
+        shapes[f"{names.q_b}.weight"] = (q_size, latent.q_rank)
+    shapes[names.kv_a_norm] = (rank,)
+    if len(names.kv_b) == 1:
+        shapes[names.kv_b[0]] = (num_heads * (latent.nope_dim + latent.value_dim), rank)
+    else:
+        shapes[names.kv_b[0]] = (num_heads, rank, latent.nope_dim)
+        shapes[names.kv_b[1]] = (num_heads, latent.value_dim, rank)
+    for name, size in biased.items():
+        shapes[f"{name}.weight"] = (size, hidden)
+        if latent.bias:
+            shapes[f"{name}.bias"] = (size,)
+    return shapes
+
+
+def _qk_norm_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
+    """Of the tensors that norm queries and keys."""
+    attention, names = spec.attention, spec.names
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, num_heads in (
+        (names.q_norm, attention.num_q_heads),
+        (names.k_norm, attention.num_kv_heads),
+    ):
+        shape: tuple[int, ...] = (attention.head_dim,)
+        if attention.qk_norm == "row":
+            shape = (num_heads * attention.head_dim,)
+        elif attention.qk_norm == "layers" and "{head}" not in name:
+            shape = (num_heads, attention.head_dim)
+        if attention.qk_norm:
+            shapes |= dict.fromkeys(qk_norm_tensors(name, num_heads), shape)
+        if attention.qk_norm == "layer":
+            shapes[bias_name(name)] = shape
+    return shapes

@@ -1,4 +1,4 @@
-"""A decoder's weights in memory, and the tensors that a checkpoint must hold for them."""
+"""A decoder's weights in memory, what maps and packs them, and some of their names."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from lmi_core.models.expert_tensors import expert_shapes
-from lmi_core.models.linears import layer_linears
-from lmi_core.models.spec import DecoderSpec, LatentSpec
+from lmi_core.models.spec import DecoderSpec
 from lmi_core.ops.graph import JoinedWeight, LinearWeight, SlicedWeight
 from lmi_core.weights.block_matrix import BlockMatrix
 from lmi_core.weights.formats import FloatArray, PackFormat
@@ -217,39 +215,6 @@ def bias_name(weight: str) -> str:
     return weight.removesuffix("weight") + "bias"
 
 
-def expected_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every tensor that a checkpoint of this spec holds."""
-    names, hidden = spec.names, spec.hidden_size
-    columns = spec.embedding_columns
-    shapes: dict[str, tuple[int, ...]] = {names.embedding: (spec.vocab_size, columns)}
-    if names.positions:
-        shapes[names.positions] = (spec.num_positions, hidden)
-    if names.token_types:
-        shapes[names.token_types] = (spec.num_token_types, hidden)
-    if names.relative_bias:
-        shapes[names.relative_bias] = (spec.attention.relative_buckets, spec.attention.num_q_heads)
-    if names.project_in:
-        shapes[f"{names.project_in}.weight"] = (hidden, columns)
-        shapes[f"{names.project_out}.weight"] = (columns, hidden)
-    shapes |= _norm_shapes(spec, names.embedding_norm, names.final_norm)
-    for made in spec.head_layers:
-        shapes |= made.shapes
-    if spec.has_head and not spec.tied_head:
-        shapes[f"{names.head}.weight"] = (spec.vocab_size, columns)
-    if spec.has_head and spec.head_bias:
-        shapes[f"{names.head}.bias"] = (spec.vocab_size,)
-    for layer_id in range(spec.num_layers):
-        prefix = names.layer.format(layer=layer_id)
-        layer = _layer_shapes(spec, layer_id)
-        if spec.experts is not None and spec.experts.sparse[layer_id]:
-            layer |= expert_shapes(spec.experts, spec.hidden_size)
-        shapes |= {prefix + name: shape for name, shape in layer.items()}
-    if spec.first_layer_normed:
-        for name in (names.attention_norm, bias_name(names.attention_norm)):
-            shapes.pop(names.layer.format(layer=0) + name, None)
-    return shapes
-
-
 def is_transposed(spec: DecoderSpec, name: str) -> bool:
     """Whether a checkpoint has a matrix as [inputs, outputs]."""
     return spec.names.transposed and name.startswith(spec.names.layer.partition("{")[0])
@@ -258,79 +223,6 @@ def is_transposed(spec: DecoderSpec, name: str) -> bool:
 def answer_matrix(spec: DecoderSpec) -> str:
     """The tensor whose rows give the logits of tokens."""
     return spec.names.embedding if spec.tied_head else f"{spec.names.head}.weight"
-
-
-def _norm_shapes(spec: DecoderSpec, *names: str) -> dict[str, tuple[int, ...]]:
-    shapes: dict[str, tuple[int, ...]] = {}
-    for name in names:
-        if name and spec.norm.has_weight:
-            shapes[name] = (spec.hidden_size,)
-            if spec.norm.bias:
-                shapes[bias_name(name)] = (spec.hidden_size,)
-    return shapes
-
-
-def _layer_shapes(spec: DecoderSpec, layer_id: int) -> dict[str, tuple[int, ...]]:
-    names = spec.names
-    shapes = _norm_shapes(
-        spec,
-        *(names.attention_norm, names.attention_post_norm),
-        *(names.mlp_norm, names.mlp_post_norm),
-    )
-    for source in layer_linears(spec, layer_id).values():
-        for name, num_outputs in source.modules:
-            shape = num_outputs, source.num_inputs
-            shapes[f"{name}.weight"] = shape[::-1] if names.transposed else shape
-            if source.bias:
-                shapes[f"{name}.bias"] = (num_outputs,)
-    if names.sinks:
-        shapes[names.sinks] = (spec.attention.num_q_heads,)
-    if spec.attention.latent is not None:
-        shapes |= latent_shapes(spec.attention.latent, spec.hidden_size, spec.attention.num_q_heads)
-    return shapes | qk_norm_shapes(spec)
-
-
-def latent_shapes(latent: LatentSpec, hidden: int, num_heads: int) -> dict[str, tuple[int, ...]]:
-    """Of a layer's tensors of latent attention, but for the output's."""
-    names, rank = latent.names, latent.kv_rank
-    q_size = num_heads * (latent.nope_dim + latent.rope_dim)
-    biased = {names.kv_a: rank + latent.rope_dim}
-    shapes: dict[str, tuple[int, ...]] = {f"{names.q}.weight": (q_size, hidden)}
-    if latent.q_rank:
-        biased[names.q_a] = latent.q_rank
-        shapes = {names.q_a_norm: (latent.q_rank,)}
-        shapes[f"{names.q_b}.weight"] = (q_size, latent.q_rank)
-    shapes[names.kv_a_norm] = (rank,)
-    if len(names.kv_b) == 1:
-        shapes[names.kv_b[0]] = (num_heads * (latent.nope_dim + latent.value_dim), rank)
-    else:
-        shapes[names.kv_b[0]] = (num_heads, rank, latent.nope_dim)
-        shapes[names.kv_b[1]] = (num_heads, latent.value_dim, rank)
-    for name, size in biased.items():
-        shapes[f"{name}.weight"] = (size, hidden)
-        if latent.bias:
-            shapes[f"{name}.bias"] = (size,)
-    return shapes
-
-
-def qk_norm_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
-    """Of the tensors that norm queries and keys."""
-    attention, names = spec.attention, spec.names
-    shapes: dict[str, tuple[int, ...]] = {}
-    for name, num_heads in (
-        (names.q_norm, attention.num_q_heads),
-        (names.k_norm, attention.num_kv_heads),
-    ):
-        shape: tuple[int, ...] = (attention.head_dim,)
-        if attention.qk_norm == "row":
-            shape = (num_heads * attention.head_dim,)
-        elif attention.qk_norm == "layers" and "{head}" not in name:
-            shape = (num_heads, attention.head_dim)
-        if attention.qk_norm:
-            shapes |= dict.fromkeys(qk_norm_tensors(name, num_heads), shape)
-        if attention.qk_norm == "layer":
-            shapes[bias_name(name)] = shape
-    return shapes
 
 
 def qk_norm_tensors(name: str, num_heads: int) -> list[str]:

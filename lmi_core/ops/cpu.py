@@ -21,6 +21,7 @@ from lmi_core.weights.matrix import (
 )
 
 if TYPE_CHECKING:
+    from lmi_core.weights.packed_file import MatrixLayout
     from lmi_core.weights.packed_model import PackedModel
 
 
@@ -70,26 +71,23 @@ class NativeWeights:
         if format == "fp8":
             (format,) = {part.format for part in parts if isinstance(part, Fp8Matrix)}
         group_size = packed_group_size(parts, format)
-        rounding = row_rounding(parts, self.activations)
+        layout: MatrixLayout = {
+            "num_outputs": sum(len(part) for part in parts) // num_experts,
+            "num_inputs": parts[0].shape[1],
+            "format": format,
+            "rounding": row_rounding(parts, self.activations),
+            "gated": gated,
+            "group_size": group_size,
+            "num_experts": num_experts,
+        }
         label = f"{format}{group_size or ''}{' gated' if gated else ''} {' '.join(names)}"
-        weight = None
-        if self.packed is not None:
-            weight = self.packed.find(
-                label,
-                num_outputs=sum(len(part) for part in parts) // num_experts,
-                num_inputs=parts[0].shape[1],
-                format=format,
-                rounding=rounding,
-                gated=gated,
-                group_size=group_size,
-                num_experts=num_experts,
-            )
+        weight = None if self.packed is None else self.packed.find(label, layout)
         is_found = weight is not None
         if weight is None:
             weight = _native.LinearWeight.pack(
                 packable(parts, group_size),
                 format=format,
-                rounding=rounding,
+                rounding=layout["rounding"],
                 gated=gated,
                 group_size=group_size,
                 num_experts=num_experts,

@@ -14,7 +14,7 @@ from lmi_core.models.expert_tensors import (
 )
 from lmi_core.models.loader import FoundModel
 from lmi_core.models.spec import ExpertSpec
-from lmi_core.models.weights import expected_shapes
+from lmi_core.models.tensor_check import expected_shapes
 from lmi_core.weights.safetensors_file import TensorInfo, Turned
 
 COMMON = ("merged", "interleaved", "stacked_rows")

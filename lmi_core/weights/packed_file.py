@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,18 @@ _WRITE_BYTES = 2 << 20
 """Huge pages, so that the system keeps the file in memory in such pages."""
 Bytes = npt.NDArray[np.uint8]
 _MAX_HEADER_BYTES = 16 << 20
+
+
+class MatrixLayout(TypedDict):
+    """What a matrix is packed as: [num_outputs, num_inputs], of each of so many experts."""
+
+    num_outputs: int
+    num_inputs: int
+    format: PackFormat
+    rounding: RowRounding
+    gated: bool
+    group_size: int
+    num_experts: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,17 +66,7 @@ class PackedFile:
         return cls(file, slices)
 
     def read(
-        self,
-        label: str,
-        *,
-        num_outputs: int,
-        num_inputs: int,
-        format: PackFormat,
-        gated: bool,
-        group_size: int,
-        num_experts: int = 1,
-        rounding: RowRounding,
-        num_threads: int,
+        self, label: str, layout: MatrixLayout, num_threads: int
     ) -> _native.LinearWeight | None:
         """A matrix, or None if it isn't here. Raises NativeError if it is damaged."""
         if label not in self.slices:
@@ -74,14 +77,8 @@ class PackedFile:
             offset=offset,
             num_bytes=num_bytes,
             checksum=checksum,
-            num_outputs=num_outputs,
-            num_inputs=num_inputs,
-            format=format,
-            gated=gated,
-            group_size=group_size,
-            num_experts=num_experts,
-            rounding=rounding,
             num_threads=num_threads,
+            **layout,
         )
 
 

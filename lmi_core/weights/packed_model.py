@@ -7,20 +7,18 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from lmi_core import _native
 from lmi_core.weights.content_digest import FileState, Interrupted
-from lmi_core.weights.formats import PackFormat, RowRounding
-from lmi_core.weights.packed_file import PackedFile
+from lmi_core.weights.packed_file import MatrixLayout, PackedFile
 from lmi_core.weights.quantized.methods import fp4_format, is_in_fp8
 from lmi_core.weights.repack_cache import (
     MIN_CHECKPOINT_BYTES,
     RepackCache,
     cache_directory,
-    layout_name,
 )
 
 if TYPE_CHECKING:
@@ -51,7 +49,7 @@ class PackedModel:
         self._cache, self._node = cache, node
         self._sources = sources
         self._num_threads = num_threads
-        self._layout = layout_name(sources, formats, instruction_set)
+        self._layout = _layout_name(sources, formats, instruction_set)
         self._matrices: dict[str, _native.LinearWeight] = {}
         self._num_packed = 0
         self._thread: threading.Thread | None = None
@@ -63,33 +61,12 @@ class PackedModel:
         """Whether there is a file of these weights, which processes share."""
         return self._file is not None
 
-    def find(
-        self,
-        label: str,
-        *,
-        num_outputs: int,
-        num_inputs: int,
-        format: PackFormat,
-        gated: bool,
-        group_size: int,
-        num_experts: int = 1,
-        rounding: RowRounding,
-    ) -> _native.LinearWeight | None:
+    def find(self, label: str, layout: MatrixLayout) -> _native.LinearWeight | None:
         """A matrix as it was packed before; None if it must be packed (and then ``add``-ed)."""
         if self._file is None:
             return None
         try:
-            weight = self._file.read(
-                label,
-                num_outputs=num_outputs,
-                num_inputs=num_inputs,
-                format=format,
-                gated=gated,
-                group_size=group_size,
-                num_experts=num_experts,
-                rounding=rounding,
-                num_threads=self._num_threads,
-            )
+            weight = self._file.read(label, layout, self._num_threads)
         except _native.NativeError as error:
             log.warning("a matrix is packed again, and its file written anew: %s", error)
             return None
@@ -151,6 +128,20 @@ class PackedModel:
             log.debug("packed weights aren't kept: %s", error)
         finally:
             self._matrices.clear()
+
+
+def _layout_name(sources: Iterable[FileState], formats: str, instruction_set: str) -> str:
+    """What can be said of a model's packed weights without reading the checkpoint."""
+    text = repr(
+        (
+            [source.num_bytes for source in sources],
+            formats,
+            instruction_set,
+            _native.LinearWeight.layout_version,
+            "finite",  # seen when they were packed; older files are not believed
+        )
+    )
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _formats(config: EngineConfig, settings: QuantizationSettings | None) -> str:

@@ -9,7 +9,6 @@ go when a new one would exceed the limit.
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import logging
 import os
 import shutil
@@ -21,7 +20,7 @@ from typing import BinaryIO
 
 from lmi_core import _native
 from lmi_core.user_cache import user_cache
-from lmi_core.weights.content_digest import ContentDigests, FileState
+from lmi_core.weights.content_digest import ContentDigests
 from lmi_core.weights.packed_file import PackedFile, write_packed_file
 
 log = logging.getLogger(__name__)
@@ -202,17 +201,3 @@ class RepackCache:
         num_models = len({path.name.partition(".")[0] for path in sizes})
         total = sum(sizes.values()) / 2**20
         return f"{self.directory}: {num_models} models, {total:.0f} MiB{usable}"
-
-
-def layout_name(sources: Iterable[FileState], formats: str, instruction_set: str) -> str:
-    """What can be said of a model's packed weights without reading the checkpoint."""
-    text = repr(
-        (
-            [source.num_bytes for source in sources],
-            formats,
-            instruction_set,
-            _native.LinearWeight.layout_version,
-            "finite",  # seen when they were packed; older files are not believed
-        )
-    )
-    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -19,8 +19,7 @@ from lmi_core.models.loader import FoundModel
 from lmi_core.models.registry import family_of
 from lmi_core.models.rope import inverse_frequencies
 from lmi_core.models.spec import DecoderSpec
-from lmi_core.models.tensor_check import check_tensors
-from lmi_core.models.weights import expected_shapes
+from lmi_core.models.tensor_check import check_tensors, expected_shapes
 from lmi_core.quantize.formats import Measured, Method
 from lmi_core.quantize.gguf.encode import encode
 from lmi_core.quantize.gguf.metadata import architecture_of, factor_tensors, model_metadata
