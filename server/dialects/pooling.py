@@ -16,6 +16,7 @@ import numpy as np
 from lmi_core.engine.outputs import TokenEvent
 from lmi_core.engine.pooling_params import PoolingParams
 from lmi_core.engine.request import GenerationRequest
+from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.errors import EngineError, UserError
 from lmi_core.models.pooling import PoolingSpec
 from lmi_core.weights.formats import FloatArray
@@ -63,6 +64,10 @@ def check_number(number: int, name: str) -> None:
         )
 
 
+_NO_SAMPLING = SamplingParams()
+"""Of each of thousands of inputs: making these anew took most of what a call of them did."""
+
+
 class EmptyInputError(UserError):
     """Nothing was sent."""
 
@@ -80,6 +85,7 @@ def embedding_requests(
             request_id=f"{request_id}-{i}",
             prompt=each if isinstance(each, str) else None,
             prompt_token_ids=None if isinstance(each, str) else tuple(each),
+            params=_NO_SAMPLING,
             adapter=adapter,
             max_queue_s=max_queue_s,
             pooling=params,
@@ -101,6 +107,7 @@ def pair_requests(
         GenerationRequest(
             request_id=f"{request_id}-{i}",
             prompt=query,
+            params=_NO_SAMPLING,
             adapter=adapter,
             max_queue_s=max_queue_s,
             pooling=replace(params, text_pair=document),
