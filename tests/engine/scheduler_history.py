@@ -197,7 +197,7 @@ class History:
             return None
         self.num_ahead += 1
         step = next(self._steps)
-        logit_rows, _ = self.scheduler.ahead.fill(plan, step)
+        logit_rows, _, _ = self.scheduler.ahead.fill(plan, step)
         return self._checked(Submitted(plan, step, logit_rows))
 
     def _checked(self, submitted: Submitted) -> Submitted:

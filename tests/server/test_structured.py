@@ -19,6 +19,7 @@ from lmi_core.structured import library
 from lmi_core.text.chat import ChatTemplate
 from lmi_core.tools.reasoning import REASONING
 from lmi_server.http.metrics import Metrics
+from tests.engine.harness import assert_nothing_leaked
 from tests.server.configured import configured
 from tests.server.harness import Answer, Served, serving_backend
 
@@ -47,7 +48,7 @@ async def serving_demo(**options: Any) -> AsyncIterator[Served]:
         serving_backend(engine, metrics, **options) as served,
     ):
         yield served
-        assert engine.stats().num_used_blocks == 0
+        await assert_nothing_leaked(engine)
 
 
 def run(use: Callable[[Served], Awaitable[None]], **options: Any) -> None:
