@@ -66,6 +66,8 @@ class PagedPolicy:
         while these stay as they are, it isn't tried again."""
 
     def plan(self, behind: Items[Sequence] = ()) -> Plan:
+        """The next step; empty when nothing can run. ``behind``: sequences in flight, which are as
+        they will be when their step has gone well, beside enough memory for those that decode."""
         plan = Plan(behind=behind)
         self._look_at_shares()
         self._num_heavy_rows = self._num_light_rows = 0
@@ -90,6 +92,7 @@ class PagedPolicy:
         return plan
 
     def pass_step(self) -> None:
+        """A step goes by that ``plan`` wasn't asked for: the last one's sequences decode on."""
         self._num_held_steps += 1
 
     def preempts(self) -> bool:

@@ -1,4 +1,4 @@
-"""The seam of scheduling policies: who runs in the next step, with how many tokens."""
+"""What a step is planned of and as: who waits and runs, and who has how many tokens in it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from bisect import bisect_left, insort
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from lmi_core.engine.kv_memory import KvMemory
 from lmi_core.engine.model_drafts import DraftChain
@@ -109,20 +108,3 @@ def preempt(queues: Queues, memory: KvMemory, sequence: Sequence) -> None:
     queues.wait(first)
     for member in others:
         queues.hold(member)
-
-
-class Policy(Protocol):
-    """Decides about the queues that it was made for; sequences, rows and blocks are its to move."""
-
-    def plan(self, behind: Items[Sequence] = ()) -> Plan:
-        """The next step; empty when nothing can run. ``behind``: sequences in flight, which are as
-        they will be when their step has gone well, beside enough memory for those that decode."""
-        ...
-
-    def pass_step(self) -> None:
-        """A step goes by that ``plan`` wasn't asked for: the last one's sequences decode on."""
-        ...
-
-    def preempts(self) -> bool:
-        """Whether ``plan`` would take a running sequence's place for one that waits."""
-        ...

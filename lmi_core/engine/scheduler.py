@@ -10,7 +10,8 @@ from lmi_core.engine.deadlines import Deadlines
 from lmi_core.engine.decoding import Decoded
 from lmi_core.engine.fair_shares import FairShares
 from lmi_core.engine.kv_memory import KvMemory
-from lmi_core.engine.policy import Plan, Policy, Queues, preempt
+from lmi_core.engine.paged_policy import PagedPolicy
+from lmi_core.engine.policy import Plan, Queues, preempt
 from lmi_core.engine.searches import SearchMoves
 from lmi_core.engine.sequence import ActiveRequest, Sequence, SequenceState
 from lmi_core.engine.speculation import Speculation
@@ -29,7 +30,7 @@ class Scheduler:
         self,
         queues: Queues,
         memory: KvMemory,
-        policy: Policy,
+        policy: PagedPolicy,
         speculation: Speculation | None = None,
         shares: FairShares | None = None,
     ) -> None:

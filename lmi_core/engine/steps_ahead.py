@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from lmi_core.engine.deadlines import Deadlines
 from lmi_core.engine.decoding import going_on, lacking_room
 from lmi_core.engine.kv_memory import KvMemory
-from lmi_core.engine.policy import Plan, Policy, Queues
+from lmi_core.engine.paged_policy import PagedPolicy
+from lmi_core.engine.policy import Plan, Queues
 from lmi_core.engine.sequence import Sequence
 from lmi_core.engine.speculation import Speculation
 from lmi_core.engine.step_filling import HeldMask, add_following, add_known
@@ -32,7 +33,7 @@ class StepsAhead:
         self,
         queues: Queues,
         memory: KvMemory,
-        policy: Policy,
+        policy: PagedPolicy,
         deadlines: Deadlines,
         speculation: Speculation | None,
     ) -> None:
