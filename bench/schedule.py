@@ -26,11 +26,10 @@ from bench.step_seconds import LLAMA_160M_BF16, StepSeconds, Work
 from bench.traces import TRACES, Arrival, Trace, at_once, backlogged, flood, light
 from lmi_core import _native
 from lmi_core.bench.figures import percentile
-from lmi_core.engine.fair_shares import FairShares
 from lmi_core.engine.kv_memory import KvMemory
 from lmi_core.engine.loop import LEAD_PART, LEAD_S, MAX_AHEAD_S
 from lmi_core.engine.paged_policy import PagedPolicy
-from lmi_core.engine.policy import Plan, Queues
+from lmi_core.engine.plan import Plan
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.engine.scheduler import Scheduler
@@ -141,16 +140,13 @@ class Simulation:
         self._native = _Memory(self._info)
         runner = cast(Any, self._native)
         self._memory = KvMemory(runner, enable_prefix_caching=True, guaranteed_no_evict=False)
-        queues, shares = Queues(), FairShares()
         policy = PagedPolicy(
             self._info,
-            queues,
             self._memory,
             guaranteed_no_evict=False,
             waiting_steps=variant.waiting_steps,
-            shares=shares,
         )
-        self.scheduler = Scheduler(queues, self._memory, policy, shares=shares)
+        self.scheduler = Scheduler(self._memory, policy)
         self._steps = itertools.cycle([self._native.step() for _ in range(3)])
         self._trace = trace
         self._is_fair = variant.is_fair

@@ -133,7 +133,7 @@ class Router:
         self._num_open: Counter[str] = Counter()
         """Requests by tenant."""
         self._served: dict[str, float] = {}
-        """Tokens of tenants, as ``engine/fair_shares.py`` counts them."""
+        """Tokens of tenants, as ``engine/queues.py`` counts them."""
         self._homes: dict[str, int] = {}
         """The copies that keep the conversations of sessions."""
 

@@ -16,7 +16,6 @@ from lmi_core._native import LogitBiases
 from lmi_core.engine.beam_search import BeamSearch
 from lmi_core.engine.contrastive_search import ContrastiveSearch
 from lmi_core.engine.delivery import Delivery
-from lmi_core.engine.fair_shares import FairShares
 from lmi_core.engine.handover import Handover, resume
 from lmi_core.engine.intake import Intake, check_num_tokens, check_room, derived_seed, retry_after_s
 from lmi_core.engine.kv_memory import KvMemory
@@ -25,7 +24,6 @@ from lmi_core.engine.lora_slots import LoraSlots
 from lmi_core.engine.output_limits import Outputs, logit_biases
 from lmi_core.engine.paged_policy import PagedPolicy
 from lmi_core.engine.parts import EngineParts
-from lmi_core.engine.policy import Queues
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.restore import PrefixRestore
 from lmi_core.engine.scheduler import Scheduler
@@ -74,7 +72,6 @@ class EngineCore:
             enable_prefix_caching=config.enable_prefix_caching,
             guaranteed_no_evict=keeps_all,
         )
-        queues, shares = Queues(), FairShares()
         self._restore = self._memory.restore = None
         if parts.disk is not None:
             cache = cast(BlockRunner, runner).cache
@@ -82,15 +79,13 @@ class EngineCore:
         self._restoring: set[asyncio.Task[None]] = set()
         policy = PagedPolicy(
             runner.info,
-            queues,
             self._memory,
             guaranteed_no_evict=keeps_all,
             waiting_steps=config.waiting_steps,
-            shares=shares,
         )
         self._totals = EngineTotals()
         speculation = speculation_of(config.speculation, runner, self._memory, self._totals)
-        self._scheduler = Scheduler(queues, self._memory, policy, speculation, shares)
+        self._scheduler = Scheduler(self._memory, policy, speculation)
         self._requests = OpenRequests()
         self._pools = runner.info.pooling is not None
         self._head = cast(PoolingRunner, runner).head if self._pools else None

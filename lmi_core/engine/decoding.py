@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from lmi_core.engine.commit import Output
-from lmi_core.engine.fair_shares import FairShares
 from lmi_core.engine.kv_memory import KvMemory
+from lmi_core.engine.queues import Queues
 from lmi_core.engine.sequence import Sequence
 
 
@@ -44,12 +44,12 @@ class Decoded:
     """Takes over, of a completed step, what is one more token of a plain sequence."""
 
     def __init__(
-        self, sampled: list[int], memory: KvMemory, shares: FairShares, outputs: list[Output]
+        self, sampled: list[int], memory: KvMemory, queues: Queues, outputs: list[Output]
     ) -> None:
         """``sampled``: by logit row; ``outputs``: to be added to."""
         self._sampled = sampled
         self._memory = memory
-        self._shares = shares if shares.are_contested else None
+        self._contested = queues if queues.are_contested else None
         self._outputs = outputs
 
     def take(self, sequence: Sequence) -> bool:
@@ -77,8 +77,8 @@ class Decoded:
         if end % self._memory.block_size == 0:
             self._memory.publish(sequence)
         token_ids.append(token_id)
-        if self._shares is not None:
-            self._shares.note_generated(sequence)
+        if self._contested is not None:
+            self._contested.note_generated(sequence)
         if sequence.needs_observe and not sequence.num_scheduled:  # else the step behind does
             self._memory.observe(sequence, token_id)
         num_generated = num_tokens + 1 - sequence.num_prompt

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Items
 
-from lmi_core.engine.fair_shares import FairShares
 from lmi_core.engine.kv_memory import KvMemory
-from lmi_core.engine.policy import Plan, Queues, preempt
+from lmi_core.engine.plan import Plan
+from lmi_core.engine.queues import Queues
 from lmi_core.engine.sequence import Sequence
 from lmi_core.runners.runner import RunnerInfo
 
@@ -30,31 +30,28 @@ class PagedPolicy:
 
     Among several tenants, prompts are computed and rows are given in the order of what each was
     served, and a tenant that holds more rows than its part gives them to one that waits with less.
-    Beside light tenants (``FairShares.heavy``) steps are shorter, those of a light one's prompt
+    Beside light tenants (``Queues.heavy``) steps are shorter, those of a light one's prompt
     have no rows of heavy ones, and these decode in what is left of others.
     """
 
     def __init__(
         self,
         info: RunnerInfo,
-        queues: Queues,
         memory: KvMemory,
         *,
         guaranteed_no_evict: bool,
         waiting_steps: int = 0,
-        shares: FairShares | None = None,
     ) -> None:
         """``waiting_steps``: steps after an admission in which nobody else is admitted, as long as
-        anything runs. ``shares``: what tenants were served, which the scheduler counts."""
+        anything runs."""
         self._info = info
-        self._queues = queues
+        self.queues = Queues()
         self._memory = memory
         pooling = info.pooling
         self._takes_whole = pooling is not None and not pooling.is_causal
         """A step has all of a prompt, which must fit, or nothing."""
         self._keeps_spare = not guaranteed_no_evict
         self._waiting_steps = waiting_steps
-        self._shares = FairShares() if shares is None else shares
         self._heavy: frozenset[Sequence] = frozenset()
         self._num_heavy_rows = self._num_light_rows = 0
         """What runs of heavy tenants beside light ones; how many of it decode in the step so far,
@@ -74,12 +71,12 @@ class PagedPolicy:
         # Who is in flight keeps its place.
         creditor = None if behind else self._creditor()
         if creditor is not None:
-            preempt(self._queues, self._memory, creditor)
+            self.preempt(creditor)
         num_logit_rows = self._decode(plan)
         prompts = self._prompts(plan)
         is_held = not plan.num_preempted and self._holds_back()
         admits = not plan.num_preempted and not is_held
-        if self._shares.are_contested:
+        if self.queues.are_contested:
             num_logit_rows = self._share(plan, prompts, num_logit_rows, admits=admits)
         else:
             for sequence in prompts:
@@ -100,13 +97,26 @@ class PagedPolicy:
         self._look_at_shares()
         return self._creditor() is not None
 
+    def preempt(self, sequence: Sequence) -> None:
+        """Take a running sequence's memory, and its gang's; it waits to be computed again."""
+        queues = self.queues
+        first, *others = sequence.gang
+        if first.request.search is not None:
+            first.request.search.forget(first.token_ids)
+        for member in (first, *others):
+            queues.running.remove(member)
+            self._memory.release(member)
+        queues.wait(first)
+        for member in others:
+            queues.hold(member)
+
     def _look_at_shares(self) -> None:
-        self._heavy = self._shares.heavy(self._queues.running, self._info.max_num_seqs)
+        self._heavy = self.queues.heavy(self._info.max_num_seqs)
 
     def _creditor(self) -> Sequence | None:
         """A sequence that gives way to one that waits: a less urgent one, or one whose tenant has
         too many rows, where there is none for another's."""
-        queues, shares = self._queues, self._shares
+        queues = self.queues
         if (
             not self._keeps_spare
             or not queues.waiting
@@ -115,15 +125,14 @@ class PagedPolicy:
         ):
             return None
         if queues.running[-1].key[0] > queues.waiting[0].key[0]:
-            first = shares.first(queues)
-            return shares.last(queues.running) if self._lacks_room(first) else None
-        if not shares.are_contested or self._memory.num_free_rows:
+            return queues.last() if self._lacks_room(queues.first()) else None
+        if not queues.are_contested or self._memory.num_free_rows:
             return None
-        return shares.creditor(shares.first(queues), queues.running, self._info.max_num_seqs)
+        return queues.creditor(self._info.max_num_seqs)
 
     def _lacks_room(self, sequence: Sequence) -> bool:
         """Whether rows are missing for its gang, or memory was when it was last tried."""
-        num_running = len(self._queues.running)
+        num_running = len(self.queues.running)
         state = (sequence, self._memory.pool.num_available, num_running)
         return state == self._refusal or not self._has_rows(sequence)
 
@@ -132,7 +141,7 @@ class PagedPolicy:
         block_size, heavy = self._memory.block_size, self._heavy
         sequences = plan.sequences
         # A copy: preemption takes sequences off the end.
-        for sequence in self._queues.running[:]:
+        for sequence in self.queues.running[:]:
             num_computed = sequence.num_computed
             if len(sequence.token_ids) - num_computed != 1 or sequence.row < 0:
                 continue
@@ -155,14 +164,12 @@ class PagedPolicy:
         while not self._extend(sequence, plan):
             if plan.failures and plan.failures[-1][0] is sequence:
                 return False
-            victim = self._queues.running[-1]
-            if self._shares.are_contested:
-                victim = self._shares.last(self._queues.running) or victim
+            victim = self.queues.last()
             for member in victim.gang:
                 if member.num_scheduled:
                     plan.sequences.remove(member)
                     member.num_scheduled = 0
-            preempt(self._queues, self._memory, victim)
+            self.preempt(victim)
             plan.num_preempted += 1
             if sequence.row < 0:
                 return False
@@ -178,7 +185,7 @@ class PagedPolicy:
     def _prompts(self, plan: Plan) -> list[Sequence]:
         """Those in progress."""
         failed = [sequence for sequence, _ in plan.failures]
-        running = self._queues.running
+        running = self.queues.running
         return [s for s in running if not s.num_scheduled and s not in failed]
 
     def _share(
@@ -186,24 +193,24 @@ class PagedPolicy:
     ) -> int:
         """Continue prompts in the order of their tenants' shares, but behind those that wait and
         come before them; returns the logit rows left."""
-        for sequence in sorted(prompts, key=self._shares.order):
+        for sequence in sorted(prompts, key=self.queues.order):
             if admits:
                 num_logit_rows = self._admit(plan, num_logit_rows, before=sequence)
             num_logit_rows = self._schedule_chunk(sequence, plan, num_logit_rows)
         return num_logit_rows
 
     def _holds_back(self) -> bool:
-        return bool(self._queues.running) and self._num_held_steps < self._waiting_steps
+        return bool(self.queues.running) and self._num_held_steps < self._waiting_steps
 
     def _admit(self, plan: Plan, num_logit_rows: int, before: Sequence | None = None) -> int:
         """Take waiting sequences in, those whose tenants were served less than that of ``before``;
         returns the logit rows left."""
-        queues, memory, shares = self._queues, self._memory, self._shares
+        queues, memory = self.queues, self._memory
         while queues.waiting and memory.num_free_rows and num_logit_rows:
-            sequence = shares.first(queues)
+            sequence = queues.first()
             if self._num_tokens_left(plan, sequence) <= 0:
                 break
-            if before is not None and shares.order(sequence) > shares.order(before):
+            if before is not None and queues.order(sequence) > queues.order(before):
                 break
             if self._takes_whole and not self._fits(sequence, plan):
                 break
@@ -221,7 +228,7 @@ class PagedPolicy:
             if not has_memory:
                 self._refusal = state
                 break
-            shares.note_admitted(sequence)
+            queues.note_admitted(sequence)
             self._num_held_steps = 0
             for member in sequence.gang:
                 plan.take_copy(member)
@@ -231,7 +238,7 @@ class PagedPolicy:
 
     def _has_rows(self, sequence: Sequence) -> bool:
         """Whether there are rows for its gang, beside those that others will want."""
-        searching = [s for s in self._queues.running if s.request.search is not None]
+        searching = [s for s in self.queues.running if s.request.search is not None]
         wanted = sum(running.num_rows_wanted for running in searching)
         wanted += sequence.num_rows_wanted + len(sequence.gang)
         return wanted <= self._memory.num_free_rows
@@ -242,13 +249,13 @@ class PagedPolicy:
     def _num_spare_blocks(self) -> int:
         """Blocks kept for running sequences to grow into, so that one which is admitted isn't
         preempted a few steps later."""
-        num_running = len(self._queues.running)
+        num_running = len(self.queues.running)
         if not self._keeps_spare or not num_running:
             return 0
         return max(num_running, self._memory.pool.num_blocks // 100)
 
     def _is_light(self, sequence: Sequence) -> bool:
-        return bool(self._heavy) and self._shares.is_light(sequence)
+        return bool(self._heavy) and self.queues.is_light(sequence)
 
     def _num_tokens_left(self, plan: Plan, sequence: Sequence) -> int:
         """For a prompt, or a decoding sequence of a heavy tenant, which is the step's next one."""

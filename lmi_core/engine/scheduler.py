@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 from lmi_core.engine.commit import Commit, Output, PromptChunk
 from lmi_core.engine.deadlines import Deadlines
 from lmi_core.engine.decoding import Decoded
-from lmi_core.engine.fair_shares import FairShares
 from lmi_core.engine.kv_memory import KvMemory
 from lmi_core.engine.paged_policy import PagedPolicy
-from lmi_core.engine.policy import Plan, Queues, preempt
+from lmi_core.engine.plan import Plan
 from lmi_core.engine.searches import SearchMoves
 from lmi_core.engine.sequence import ActiveRequest, Sequence, SequenceState
 from lmi_core.engine.speculation import Speculation
@@ -28,22 +27,18 @@ class Scheduler:
 
     def __init__(
         self,
-        queues: Queues,
         memory: KvMemory,
         policy: PagedPolicy,
         speculation: Speculation | None = None,
-        shares: FairShares | None = None,
     ) -> None:
-        """``shares``: the policy's, to be told what is served."""
-        self.queues = queues
+        self.queues = policy.queues
         self.memory = memory
         self._block_size = memory.block_size
         self._policy = policy
         self._speculation = speculation
-        self._shares = FairShares() if shares is None else shares
-        self._searches = SearchMoves(queues, memory, self._shares, self._preempt)
+        self._searches = SearchMoves(self.queues, memory, self._preempt)
         self._deadlines = Deadlines()
-        self.ahead = StepsAhead(queues, memory, policy, self._deadlines, speculation)
+        self.ahead = StepsAhead(memory, policy, self._deadlines, speculation)
         self.num_preemptions = 0
         self.num_restoring = 0
         """Sequences that are RESTORING."""
@@ -70,7 +65,7 @@ class Scheduler:
         until ``restored``, if its prefix ``is_restoring``."""
         left = [s for s in request.sequences if s.state is not SequenceState.FINISHED]
         has_output = any(sequence.num_generated for sequence in request.sequences)
-        self._shares.open(left)
+        self.queues.open(left)
         if not (is_restoring and request.is_impatient):
             self._deadlines.add(request)
         for i, sequence in enumerate(left):
@@ -117,7 +112,7 @@ class Scheduler:
         if self._speculation is not None:
             self._speculation.settle(plan, step)
         states = _states_by_sequence(plan, step, rows) if plan.wants_states else {}
-        decoded = Decoded(sampled, self.memory, self._shares, commit.outputs)
+        decoded = Decoded(sampled, self.memory, self.queues, commit.outputs)
         for sequence in plan.sequences:
             try:
                 if decoded.take(sequence):
@@ -197,7 +192,7 @@ class Scheduler:
             self.finish_all(sequence.request.sequences)
 
     def _preempt(self, sequence: Sequence) -> None:
-        preempt(self.queues, self.memory, sequence)
+        self._policy.preempt(sequence)
         self.num_preemptions += 1
 
     def _publish(self, sequence: Sequence) -> None:
@@ -239,7 +234,7 @@ class Scheduler:
     def _append(self, sequence: Sequence, token_id: int, logit_row: int) -> Output:
         reason = sequence.take(token_id)
         if token_id >= 0:
-            self._shares.note_generated(sequence)
+            self.queues.note_generated(sequence)
         if reason is not None:
             self.finish(sequence)
         elif sequence.needs_observe and not sequence.num_scheduled:  # else the step behind does
@@ -304,7 +299,7 @@ class Scheduler:
 
     def _end(self, sequence: Sequence) -> None:
         sequence.state = SequenceState.FINISHED
-        self._shares.close(sequence)
+        self.queues.close(sequence)
         if self._speculation is not None:
             self._speculation.end(sequence)
         if sequence.request.adapter is not None:

@@ -7,9 +7,8 @@ from collections.abc import Callable
 from lmi_core.engine.beam_search import BeamSearch
 from lmi_core.engine.commit import Commit, Output
 from lmi_core.engine.contrastive_search import Chosen, ContrastiveSearch, HiddenStates
-from lmi_core.engine.fair_shares import FairShares
 from lmi_core.engine.kv_memory import KvMemory
-from lmi_core.engine.policy import Queues
+from lmi_core.engine.queues import Queues
 from lmi_core.engine.ranked_tokens import Ranked, RankedBans
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.engine.sequence import ActiveRequest, Sequence, SequenceState
@@ -109,15 +108,10 @@ class SearchMoves:
     """Takes over what steps computed for searches, and moves their sequences in memory."""
 
     def __init__(
-        self,
-        queues: Queues,
-        memory: KvMemory,
-        shares: FairShares,
-        preempt: Callable[[Sequence], None],
+        self, queues: Queues, memory: KvMemory, preempt: Callable[[Sequence], None]
     ) -> None:
         self._queues = queues
         self._memory = memory
-        self._shares = shares
         self._preempt = preempt
 
     def go_on(
@@ -218,7 +212,7 @@ class SearchMoves:
             self._preempt(live[0])
         for sequence, text, known in zip(moved, texts, hashes, strict=True):
             sequence.token_ids, sequence.hashes = text, known
-            self._shares.note_generated(sequence)
+            self._queues.note_generated(sequence)
         return has_room
 
 

@@ -16,7 +16,7 @@ from lmi_core.engine.commit import Commit
 from lmi_core.engine.head_drafts import HeadDrafts
 from lmi_core.engine.kv_memory import KvMemory
 from lmi_core.engine.model_drafts import ModelDrafts
-from lmi_core.engine.policy import Plan
+from lmi_core.engine.plan import Plan
 from lmi_core.engine.sequence import DraftedBy, Sequence
 from lmi_core.engine.stats import EngineTotals
 from lmi_core.engine.text_drafts import Draft, DraftSource, TextDrafts

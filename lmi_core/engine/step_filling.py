@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from lmi_core.engine.masked_rows import MaskedRows
 from lmi_core.engine.model_drafts import DraftChain
-from lmi_core.engine.policy import Plan
+from lmi_core.engine.plan import Plan
 from lmi_core.engine.sequence import Sequence, SequenceState
 from lmi_core.models.pooling_head import LogitRows
 from lmi_core.structured.chained_mask import ChainedMask

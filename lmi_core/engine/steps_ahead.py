@@ -14,7 +14,7 @@ from lmi_core.engine.deadlines import Deadlines
 from lmi_core.engine.decoding import going_on, lacking_room
 from lmi_core.engine.kv_memory import KvMemory
 from lmi_core.engine.paged_policy import PagedPolicy
-from lmi_core.engine.policy import Plan, Queues
+from lmi_core.engine.plan import Plan
 from lmi_core.engine.sequence import Sequence
 from lmi_core.engine.speculation import Speculation
 from lmi_core.engine.step_filling import HeldMask, add_following, add_known
@@ -31,13 +31,12 @@ class StepsAhead:
 
     def __init__(
         self,
-        queues: Queues,
         memory: KvMemory,
         policy: PagedPolicy,
         deadlines: Deadlines,
         speculation: Speculation | None,
     ) -> None:
-        self._queues = queues
+        self._queues = policy.queues
         self._memory = memory
         self._policy = policy
         self._deadlines = deadlines

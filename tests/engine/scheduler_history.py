@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lmi_core._native import Step
-from lmi_core.engine.fair_shares import FairShares
 from lmi_core.engine.kv_memory import KvMemory
 from lmi_core.engine.lora_slots import LoraSlots
 from lmi_core.engine.paged_policy import PagedPolicy
-from lmi_core.engine.policy import Plan, Queues
+from lmi_core.engine.plan import Plan
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.engine.scheduler import Scheduler
@@ -57,15 +56,8 @@ class History:
             enable_prefix_caching=enable_prefix_caching,
             guaranteed_no_evict=guaranteed_no_evict,
         )
-        queues, shares = Queues(), FairShares()
-        policy = PagedPolicy(
-            self.model.info,
-            queues,
-            self.memory,
-            guaranteed_no_evict=guaranteed_no_evict,
-            shares=shares,
-        )
-        self.scheduler = Scheduler(queues, self.memory, policy, shares=shares)
+        policy = PagedPolicy(self.model.info, self.memory, guaranteed_no_evict=guaranteed_no_evict)
+        self.scheduler = Scheduler(self.memory, policy)
         self.adapters = LoraSlots(runner)  # type: ignore[arg-type]
         self.num_leaving = 0
         self.requests: list[ActiveRequest] = []

@@ -223,7 +223,7 @@ def test_a_light_tenant_that_was_served_much_more_is_light_no_more() -> None:
 def test_the_first_of_a_long_queue_is_found_among_tenants() -> None:
     """Whoever comes, leaves or has another priority: as if all of them were looked at."""
     random, history = Random(2), History(max_num_seqs=1)
-    shares, queues = history.scheduler._shares, history.scheduler.queues
+    queues = history.scheduler.queues
     for number in range(400):
         if random.random() < 0.6 or len(queues.waiting) < 2:
             tenant, priority = random.choice("abcde"), random.choice([0, 0, 0, -1])
@@ -233,8 +233,5 @@ def test_the_first_of_a_long_queue_is_found_among_tenants() -> None:
             )
         else:
             history.scheduler.finish(random.choice(queues.waiting))
-        first = shares.first(queues)
-        assert first is min(queues.waiting, key=shares.order)
-        assert {s.request.request.tenant for s in queues.waiting} == {
-            s.request.request.tenant for s in queues.firsts()
-        }
+        assert queues.first() is min(queues.waiting, key=queues.order)
+        assert {s.request.request.tenant for s in queues.waiting} == queues._of_tenants.keys()

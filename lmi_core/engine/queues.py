@@ -1,4 +1,5 @@
-"""What each tenant was served, so that one who asks for more doesn't get it at others' expense.
+"""Who waits and who runs, and whose turn it is, so that one who asks for more doesn't get it at
+others' expense.
 
 Virtual token counters (Sheng et al., "Fairness in Serving Large Language Models", 2024): whoever
 was served least comes next, and who comes back is taken to have had as much as the least of those
@@ -7,11 +8,11 @@ that are there. So nobody saves up, and what one doesn't use, others get.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
-from lmi_core.engine.policy import Queues
-from lmi_core.engine.sequence import Sequence
+from lmi_core.engine.sequence import Sequence, SequenceState
 
 _GENERATED = 2.0
 """A generated token in tokens of a prompt: a row of 32 takes about twice a prompt's."""
@@ -19,18 +20,57 @@ _GENERATED = 2.0
 _LEAD = 2048.0
 """By so much a tenant may have been served more than a heavy one and still be light."""
 
+_BY_KEY: Callable[[Sequence], tuple[int, int, int]] = lambda sequence: sequence.key  # noqa: E731
 
-class FairShares:
-    """Counts while several tenants have something open, and costs nothing while one has."""
+
+class Queues:
+    """Waiting and running sequences, both in the order of their keys, and what tenants were served,
+    which counts while several have something open, and costs nothing while one has."""
 
     def __init__(self) -> None:
+        self.waiting: list[Sequence] = []
+        self.running: list[Sequence] = []
+        self.num_held = 0
+        """Sequences that are in neither: they wait for a sibling."""
+        self._of_tenants: dict[str, list[Sequence]] = {}
+        """Those that wait, of tenants that have some."""
         self._num_open: Counter[str] = Counter()
         """Sequences, of tenants that have some."""
         self._served: dict[str, float] = {}
         self._light: frozenset[str] = frozenset()
 
+    def wait(self, sequence: Sequence) -> None:
+        """Queue a new or preempted sequence."""
+        sequence.state = SequenceState.WAITING
+        own = self._of_tenants.setdefault(sequence.request.request.tenant, [])
+        for queue in (self.waiting, own):
+            insort(queue, sequence, key=_BY_KEY)
+
+    def leave(self, sequence: Sequence) -> None:
+        """Take a waiting sequence out."""
+        tenant = sequence.request.request.tenant
+        for queue in (self.waiting, self._of_tenants[tenant]):
+            del queue[bisect_left(queue, sequence.key, key=_BY_KEY)]
+        if not self._of_tenants[tenant]:
+            del self._of_tenants[tenant]
+
+    def hold(self, sequence: Sequence) -> None:
+        """Keep a sequence, which is in neither queue, for a sibling to bring back."""
+        sequence.state = SequenceState.HELD
+        self.num_held += 1
+
+    def run(self, sequence: Sequence) -> None:
+        """Move a waiting or held sequence, which has its memory, to the running ones."""
+        if sequence.state is SequenceState.HELD:
+            self.num_held -= 1
+        else:
+            self.leave(sequence)
+        sequence.state = SequenceState.RUNNING
+        insort(self.running, sequence, key=_BY_KEY)
+
     @property
     def are_contested(self) -> bool:
+        """Whether several tenants have something open."""
         return len(self._num_open) > 1
 
     def open(self, sequences: Iterable[Sequence]) -> None:
@@ -73,24 +113,26 @@ class FairShares:
             return sequence.key[0], -1.0, 0, sequence.key
         return sequence.key[0], self._served[tenant], self._num_open[tenant], sequence.key
 
-    def first(self, queues: Queues) -> Sequence:
+    def first(self) -> Sequence:
         """Of those that wait, at least one."""
         if not self.are_contested:
-            return queues.waiting[0]
-        priority = queues.waiting[0].key[0]
-        return min((s for s in queues.firsts() if s.key[0] == priority), key=self.order)
+            return self.waiting[0]
+        priority = self.waiting[0].key[0]
+        firsts = [own[0] for own in self._of_tenants.values()]
+        return min((s for s in firsts if s.key[0] == priority), key=self.order)
 
-    def last(self, running: Iterable[Sequence]) -> Sequence | None:
-        """Who gives way: of the least priority, the newest of the tenant that runs most."""
-        sequences = list(running)
-        counts = Counter(sequence.request.request.tenant for sequence in sequences)
-        return max(
-            sequences,
-            key=lambda s: (s.key[0], counts[s.request.request.tenant], s.key),
-            default=None,
-        )
+    def last(self) -> Sequence:
+        """Who gives way of those that run, at least one: of the least priority, the newest of the
+        tenant that runs most."""
+        if not self.are_contested:
+            return self.running[-1]
+        counts = self._num_running()
+        return max(self.running, key=lambda s: (s.key[0], counts[s.request.request.tenant], s.key))
 
-    def heavy(self, running: list[Sequence], num_rows: int) -> frozenset[Sequence]:
+    def _num_running(self) -> Counter[str]:
+        return Counter(sequence.request.request.tenant for sequence in self.running)
+
+    def heavy(self, num_rows: int) -> frozenset[Sequence]:
         """Find who is light: who has no more open than half of a tenant's part of ``num_rows``
         beside heavy ones, who run more than that, and wasn't served more lately. Returns what runs
         of the heavy ones while somebody is light, but for searches, whose sequences stay together.
@@ -99,7 +141,7 @@ class FairShares:
         if not self.are_contested:
             return frozenset()
         part = max(1, num_rows // len(self._num_open))
-        counts = Counter(sequence.request.request.tenant for sequence in running)
+        counts = self._num_running()
         heavy = {tenant for tenant, count in counts.items() if count > part}
         most = min((self._served[tenant] for tenant in heavy), default=0.0) + _LEAD
         self._light = frozenset(
@@ -111,7 +153,7 @@ class FairShares:
             return frozenset()
         return frozenset(
             sequence
-            for sequence in running
+            for sequence in self.running
             if sequence.request.request.tenant in heavy and sequence.request.search is None
         )
 
@@ -119,18 +161,15 @@ class FairShares:
         """By what ``heavy`` has found last."""
         return sequence.request.request.tenant in self._light
 
-    def creditor(
-        self, sequence: Sequence, running: list[Sequence], num_rows: int
-    ) -> Sequence | None:
-        """Who gives its row to ``sequence``, which waits for one: its tenant has less than its part
-        of ``num_rows``, the other one's more, and it wouldn't be the other way round afterwards."""
-        if not self.are_contested:
+    def creditor(self, num_rows: int) -> Sequence | None:
+        """Who of several tenants' gives its row to the first that waits: that one's tenant has less
+        than its part of ``num_rows``, the other one's more, and it wouldn't be the other way round
+        afterwards."""
+        sequence, victim = self.first(), self.last()
+        if victim.key[0] < sequence.key[0]:
             return None
-        victim = self.last(running)
-        if victim is None or victim.key[0] < sequence.key[0]:
-            return None
-        tenants = [each.request.request.tenant for each in running]
-        num_own = tenants.count(sequence.request.request.tenant)
-        num_other = tenants.count(victim.request.request.tenant)
+        counts = self._num_running()
+        num_own = counts[sequence.request.request.tenant]
+        num_other = counts[victim.request.request.tenant]
         part = num_rows / len(self._num_open)
         return victim if num_own + 1 <= part < num_other and num_own + 1 < num_other else None

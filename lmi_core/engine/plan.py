@@ -1,0 +1,47 @@
+"""What a step is to compute."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
+
+from lmi_core.engine.model_drafts import DraftChain
+from lmi_core.engine.sequence import ActiveRequest, Sequence
+
+
+@dataclass(slots=True)
+class Plan:
+    """One step: ``num_scheduled`` of each sequence says how many of its tokens it computes."""
+
+    sequences: list[Sequence] = field(default_factory=list)
+    copies: list[tuple[int, int]] = field(default_factory=list)
+    """(source, target) blocks copied before the forward pass."""
+    num_tokens: int = 0
+    num_following: int = 0
+    """Leading ``sequences`` of a step submitted ahead whose tokens are of the one before."""
+    num_prompt_tokens: int = 0
+    """Those of ``num_tokens`` that aren't of decoding sequences."""
+    num_preempted: int = 0
+    wants_states: bool = False
+    """Whether the step's hidden states are of interest; never of a step submitted ahead."""
+    chain: DraftChain | None = None
+    """Draft steps that run before it, and give some of its tokens."""
+    failures: list[tuple[Sequence, Exception]] = field(default_factory=list)
+    """Sequences that planning itself failed for; they are in none of the lists above."""
+    behind: Items[Sequence] = ()
+    """Those in flight in the step before, of which it is planned as if it had gone well."""
+    must_wait: bool = False
+    """Whether somebody would come in who has to know what that step gives; for nobody else."""
+    expired: list[ActiveRequest] = field(default_factory=list)
+    """Requests that waited for too long and were ended; they are in none of the lists above."""
+
+    def take_copy(self, sequence: Sequence) -> None:
+        """Have the block copied that the sequence goes on in, if it needs one."""
+        if sequence.copy is not None:
+            self.copies.append(sequence.copy)
+            sequence.copy = None
+
+    @property
+    def chain_s(self) -> float:
+        """Seconds that the worker spent on the chain, once it is done."""
+        return 0.0 if self.chain is None else self.chain.seconds
