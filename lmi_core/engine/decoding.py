@@ -40,47 +40,36 @@ def lacking_room(sequences: list[Sequence], num_ahead: int, block_size: int) -> 
     return [s for s in sequences if len(s.token_ids) + num_ahead > len(s.block_ids) * block_size]
 
 
-class Decoded:
-    """Takes over, of a completed step, what is one more token of a plain sequence."""
-
-    def __init__(
-        self, sampled: list[int], memory: KvMemory, queues: Queues, outputs: list[Output]
-    ) -> None:
-        """``sampled``: by logit row; ``outputs``: to be added to."""
-        self._sampled = sampled
-        self._memory = memory
-        self._contested = queues if queues.are_contested else None
-        self._outputs = outputs
-
-    def take(self, sequence: Sequence) -> bool:
-        """False for one that isn't plain, has a grammar, had its prompt's end computed, or ends:
-        nothing was done."""
-        row, end = sequence.logit_row, sequence.num_computed + 1
-        token_ids = sequence.token_ids
-        num_tokens = len(token_ids)
-        if (
-            not sequence.is_plain
-            or sequence.matcher is not None
-            or sequence.num_scheduled != 1
-            or end != num_tokens
-            or end == sequence.num_prompt
-            or sequence.is_ending
-            or num_tokens + 1 >= sequence.max_len
-        ):
-            return False
-        token_id = self._sampled[row]
-        if token_id < 0 or token_id in sequence.end_ids:
-            return False
-        sequence.num_scheduled, sequence.num_ahead = sequence.num_ahead, 0
-        sequence.logit_row = sequence.ahead_row
-        sequence.num_computed = end
-        if end % self._memory.block_size == 0:
-            self._memory.publish(sequence)
-        token_ids.append(token_id)
-        if self._contested is not None:
-            self._contested.note_generated(sequence)
-        if sequence.needs_observe and not sequence.num_scheduled:  # else the step behind does
-            self._memory.observe(sequence, token_id)
-        num_generated = num_tokens + 1 - sequence.num_prompt
-        self._outputs.append(Output(sequence, token_id, row, num_generated, None))
-        return True
+def take_plain(
+    sequence: Sequence, sampled: list[int], memory: KvMemory, contested: Queues | None
+) -> Output | None:
+    """Take over, of a completed step, what is one more token of a plain sequence; ``sampled``: by
+    logit row; ``contested``: the queues, where several tenants have something open. None for one
+    that isn't plain, has a grammar, had its prompt's end computed, or ends: nothing was done."""
+    row, end = sequence.logit_row, sequence.num_computed + 1
+    token_ids = sequence.token_ids
+    num_tokens = len(token_ids)
+    if (
+        not sequence.is_plain
+        or sequence.matcher is not None
+        or sequence.num_scheduled != 1
+        or end != num_tokens
+        or end == sequence.num_prompt
+        or sequence.is_ending
+        or num_tokens + 1 >= sequence.max_len
+    ):
+        return None
+    token_id = sampled[row]
+    if token_id < 0 or token_id in sequence.end_ids:
+        return None
+    sequence.num_scheduled, sequence.num_ahead = sequence.num_ahead, 0
+    sequence.logit_row = sequence.ahead_row
+    sequence.num_computed = end
+    if end % memory.block_size == 0:
+        memory.publish(sequence)
+    token_ids.append(token_id)
+    if contested is not None:
+        contested.note_generated(sequence)
+    if sequence.needs_observe and not sequence.num_scheduled:  # else the step behind does
+        memory.observe(sequence, token_id)
+    return Output(sequence, token_id, row, num_tokens + 1 - sequence.num_prompt, None)

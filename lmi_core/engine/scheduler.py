@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from lmi_core.engine.commit import Commit, Output, PromptChunk
 from lmi_core.engine.deadlines import Deadlines
-from lmi_core.engine.decoding import Decoded
+from lmi_core.engine.decoding import take_plain
 from lmi_core.engine.kv_memory import KvMemory
 from lmi_core.engine.paged_policy import PagedPolicy
 from lmi_core.engine.plan import Plan
@@ -112,12 +112,14 @@ class Scheduler:
         if self._speculation is not None:
             self._speculation.settle(plan, step)
         states = _states_by_sequence(plan, step, rows) if plan.wants_states else {}
-        decoded = Decoded(sampled, self.memory, self.queues, commit.outputs)
+        memory, outputs = self.memory, commit.outputs
+        contested = self.queues if self.queues.are_contested else None
         for sequence in plan.sequences:
             try:
-                if decoded.take(sequence):
-                    continue
-                if sequence.request.search is not None:
+                output = take_plain(sequence, sampled, memory, contested)
+                if output is not None:
+                    outputs.append(output)
+                elif sequence.request.search is not None:
                     self._commit_search(sequence, step, states.get(sequence), commit)
                 elif sequence.row_sum is None:
                     self._commit_one(sequence, sampled, commit)
