@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,7 +13,6 @@ import numpy as np
 from lmi_core.engine.beam_search import BeamSearch
 from lmi_core.engine.commit import Commit, Output, PromptChunk
 from lmi_core.engine.nothing_left import why_nothing_is_left
-from lmi_core.engine.notices import Notices
 from lmi_core.engine.outputs import FinishReason, PromptToken, TokenEvent, TokenLogprob
 from lmi_core.engine.ranked_tokens import Ranked
 from lmi_core.engine.scheduler import Scheduler
@@ -26,9 +28,13 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+MANY_READERS = 16
+LATEST_S = 0.005
+
 
 class Delivery:
-    """Turns a commit into events of its requests' streams, while the next step runs."""
+    """Turns a commit into events of its requests' streams, while the next step runs, and tells
+    their readers."""
 
     def __init__(
         self,
@@ -51,7 +57,10 @@ class Delivery:
         self._observer = observer
         self._head = head
         self._vocab_size = vocab_size
-        self._notices = Notices()
+        self._untold: dict[ActiveRequest, None] = {}
+        """Requests whose readers aren't told yet of what there is."""
+        self._told_s = 0.0
+        self._timer: asyncio.TimerHandle | None = None
 
     def deliver(self, commit: Commit) -> None:
         """Put the events of one step."""
@@ -83,7 +92,36 @@ class Delivery:
                 self._put_search(request, now_s)
         self._observer.on_token_intervals(intervals_s)
         # A text's first token has no interval before it.
-        self._notices.give(touched, at_once=len(intervals_s) < len(commit.outputs))
+        self.tell(touched, at_once=len(intervals_s) < len(commit.outputs))
+
+    def tell(self, requests: Iterable[ActiveRequest], *, at_once: bool) -> None:
+        """Tell readers of a step's events, at once or with those of the next steps; ``at_once``:
+        some can't wait.
+
+        Telling one has its frame made and sent, which costs more than all else that the loop does
+        for a token, and the same for several tokens. So where a step has many readers, and they
+        were told less than ``LATEST_S`` ago, which nobody sees, they wait until then; steps that
+        take longer are told of at once.
+        """
+        untold = self._untold
+        num_before = len(untold)
+        untold.update(dict.fromkeys(requests))
+        if not untold:
+            return
+        left_s = self._told_s + LATEST_S - time.monotonic()
+        if at_once or left_s <= 0 or len(untold) < MANY_READERS:
+            self._tell_all()
+        elif not num_before:
+            self._timer = asyncio.get_running_loop().call_later(left_s, self._tell_all)
+
+    def _tell_all(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._told_s = time.monotonic()
+        requests, self._untold = self._untold, {}
+        for request in requests:
+            request.stream.notify()
 
     def abort(self, request: ActiveRequest) -> None:
         """End a request early: a last event for every open choice."""

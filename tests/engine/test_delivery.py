@@ -8,9 +8,10 @@ from typing import Any, cast
 
 import pytest
 
-from lmi_core.engine import notices
-from lmi_core.engine.notices import LATEST_S, MANY_READERS, Notices
+from lmi_core.engine import delivery
+from lmi_core.engine.delivery import LATEST_S, MANY_READERS, Delivery
 from lmi_core.engine.sequence import ActiveRequest
+from lmi_core.engine.stats import EngineTotals, NullObserver
 
 
 class _Request:
@@ -36,18 +37,24 @@ class Readers:
         return told
 
 
+def new_delivery() -> Delivery:
+    """Without scheduler and tokens: what it tells needs none."""
+    nothing: Any = SimpleNamespace(special_ids=frozenset())
+    return Delivery(nothing, nothing, {}, EngineTotals(), NullObserver(), vocab_size=0)
+
+
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     clock = SimpleNamespace(now_s=100.0)
-    monkeypatch.setattr(notices, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
+    monkeypatch.setattr(delivery, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
     return clock
 
 
 def test_a_few_readers_are_told_of_every_step(clock: SimpleNamespace) -> None:
     readers = Readers(MANY_READERS - 1)
-    given = Notices()
+    teller = new_delivery()
     for _ in range(3):  # no time goes by, and there is no event loop that could wake anybody
-        given.give(readers.requests, at_once=False)
+        teller.tell(readers.requests, at_once=False)
         assert readers.take() == list(range(MANY_READERS - 1))
 
 
@@ -56,19 +63,19 @@ def test_many_are_told_of_several_short_steps_together(clock: SimpleNamespace) -
     everybody = list(range(MANY_READERS + 2))
 
     async def main() -> None:
-        given = Notices()
-        given.give(readers.requests, at_once=False)
+        teller = new_delivery()
+        teller.tell(readers.requests, at_once=False)
         assert readers.take() == everybody
         clock.now_s += 0.4 * LATEST_S
-        given.give(readers.requests[2:], at_once=False)
+        teller.tell(readers.requests[2:], at_once=False)
         clock.now_s += 0.4 * LATEST_S
-        given.give(readers.requests[:-2], at_once=False)
+        teller.tell(readers.requests[:-2], at_once=False)
         assert readers.take() == []
         clock.now_s += 0.4 * LATEST_S
-        given.give(readers.requests, at_once=False)
+        teller.tell(readers.requests, at_once=False)
         assert sorted(readers.take()) == everybody
         clock.now_s += 1.1 * LATEST_S
-        given.give(readers.requests, at_once=False)
+        teller.tell(readers.requests, at_once=False)
         assert readers.take() == everybody
 
     asyncio.run(main())
@@ -78,9 +85,9 @@ def test_a_first_token_does_not_wait(clock: SimpleNamespace) -> None:
     readers = Readers(MANY_READERS)
 
     async def main() -> None:
-        given = Notices()
+        teller = new_delivery()
         for _ in range(3):
-            given.give(readers.requests, at_once=True)
+            teller.tell(readers.requests, at_once=True)
             assert len(readers.take()) == MANY_READERS
 
     asyncio.run(main())
@@ -92,11 +99,11 @@ def test_who_waits_is_told_though_no_other_step_ends() -> None:
     async def main() -> None:
         told = asyncio.Event()
         readers.requests[-1].stream.notify = told.set
-        given = Notices()
-        given.give(readers.requests, at_once=False)
+        teller = new_delivery()
+        teller.tell(readers.requests, at_once=False)
         readers.take()
         told.clear()
-        given.give(readers.requests, at_once=False)
+        teller.tell(readers.requests, at_once=False)
         async with asyncio.timeout(5):
             await told.wait()
         assert len(readers.take()) == MANY_READERS - 1
