@@ -28,7 +28,7 @@ from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.restore import PrefixRestore
 from lmi_core.engine.scheduler import Scheduler
 from lmi_core.engine.searches import search_of
-from lmi_core.engine.sequence import ActiveRequest, OpenRequests
+from lmi_core.engine.sequence import ActiveRequest
 from lmi_core.engine.speculation import speculation_of
 from lmi_core.engine.stats import EngineInfo, EngineObserver, EngineStats, EngineTotals, LifeState
 from lmi_core.engine.stream import EventStream
@@ -86,13 +86,11 @@ class EngineCore:
         self._totals = EngineTotals()
         speculation = speculation_of(config.speculation, runner, self._memory, self._totals)
         self._scheduler = Scheduler(self._memory, policy, speculation)
-        self._requests = OpenRequests()
         self._pools = runner.info.pooling is not None
         self._head = cast(PoolingRunner, runner).head if self._pools else None
         self._delivery = Delivery(
             self._scheduler,
             tokenizer,
-            self._requests,
             self._totals,
             observer,
             self._head,
@@ -102,7 +100,6 @@ class EngineCore:
             self._scheduler,
             runner,
             self._delivery,
-            self._requests,
             self._totals,
             observer,
             overlap=config.overlap,
@@ -180,7 +177,7 @@ class EngineCore:
 
     def abort(self, request_id: str, stream: EventStream | None = None) -> None:
         """End a request; does nothing when it has ended, or when ``stream`` isn't its own."""
-        request = self._requests.get(request_id)
+        request = self._delivery.requests.get(request_id)
         if request is not None and stream in (None, request.stream):
             self._delivery.abort(request)
 
@@ -241,7 +238,7 @@ class EngineCore:
             self.state = LifeState.STOPPED
 
     def _abort_all(self) -> None:
-        for request in list(self._requests.values()):
+        for request in list(self._delivery.requests.values()):
             self._delivery.abort(request)
 
     def _prepared(
@@ -295,7 +292,7 @@ class EngineCore:
         else:
             self._totals.num_requests += 1
             self._totals.num_prompt_tokens += len(prompt.ids)
-        self._requests[request.request_id] = active
+        self._delivery.open(active)
         hashes: list[bytes] = []
         if self._restore is not None and not handover.is_resumed:
             hashes = self._memory.usable_hashes(active.sequences[0])
@@ -326,7 +323,7 @@ class EngineCore:
 
     def unpin(self, session: str) -> None:
         """Let go of the blocks that are kept for a session, and keep none of what runs for it."""
-        for active in self._requests.values():
+        for active in self._delivery.requests.values():
             if active.request.session == session:
                 active.request = replace(active.request, session="")
         self._memory.pinned.unpin(session)
@@ -338,7 +335,7 @@ class EngineCore:
             raise EngineError("the engine is unhealthy after failed steps; restart it")
 
     def _check_id(self, request_id: str) -> None:
-        if request_id in self._requests:
+        if request_id in self._delivery.requests:
             raise UserError(f"request id {request_id!r} is in use", field="request_id")
 
     def check_token_ids(self, token_ids: abc.Sequence[int]) -> None:
@@ -352,17 +349,17 @@ class EngineCore:
         check_room(num_choices, num_waiting, self._config.max_queue_size, self._retry_after_s)
 
     def _check_num_tokens(self, num_prompt_tokens: int, num_choices: int) -> None:
-        requests = self._requests
+        delivery = self._delivery
         check_num_tokens(
             num_prompt_tokens,
             num_choices,
-            requests.num_prompt_tokens,
-            lambda: self._retry_after_s(len(requests)),
+            delivery.num_prompt_tokens,
+            lambda: self._retry_after_s(len(delivery.requests)),
         )
 
     def _num_waiting(self) -> int:
         # A stop text ends a request before the scheduler hears of it.
-        num_others = len(self._requests) - self._scheduler.num_running_requests
+        num_others = len(self._delivery.requests) - self._scheduler.num_running_requests
         return max(0, num_others) + self._num_encoding
 
     def _retry_after_s(self, num_waiting: int) -> float:

@@ -33,26 +33,27 @@ LATEST_S = 0.005
 
 
 class Delivery:
-    """Turns a commit into events of its requests' streams, while the next step runs, and tells
-    their readers."""
+    """Has the open requests: turns commits into events of their streams, while the next step runs,
+    and tells their readers."""
 
     def __init__(
         self,
         scheduler: Scheduler,
         tokenizer: Tokenizer,
-        requests: dict[str, ActiveRequest],
         totals: EngineTotals,
         observer: EngineObserver,
         head: PoolingHead | None = None,
         *,
         vocab_size: int,
     ) -> None:
-        """``requests``: the open requests by id, from which those that end are removed;
-        ``head``: of a model that pools; ``vocab_size``: of its logits."""
+        """``head``: of a model that pools; ``vocab_size``: of its logits."""
         self._scheduler = scheduler
         self._tokenizer = tokenizer
         self._special_ids = tokenizer.special_ids
-        self._requests = requests
+        self.requests: dict[str, ActiveRequest] = {}
+        """The open ones by id."""
+        self.num_prompt_tokens = 0
+        """Of the open ones together."""
         self._totals = totals
         self._observer = observer
         self._head = head
@@ -62,6 +63,11 @@ class Delivery:
         self._told_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
+    def open(self, request: ActiveRequest) -> None:
+        """Deliver its events from now on, until it ends."""
+        self.requests[request.request_id] = request
+        self.num_prompt_tokens += request.num_prompt_tokens
+
     def deliver(self, commit: Commit) -> None:
         """Put the events of one step."""
         step, now_s = commit.step, commit.completed_s
@@ -69,7 +75,7 @@ class Delivery:
             self._collect_prompt(chunk, step)
         touched: dict[ActiveRequest, None] = {}
         intervals_s: list[float] = []
-        open_requests = self._requests
+        open_requests = self.requests
         for output in commit.outputs:
             sequence = output[0]
             request = sequence.request
@@ -125,7 +131,7 @@ class Delivery:
 
     def abort(self, request: ActiveRequest) -> None:
         """End a request early: a last event for every open choice."""
-        if self._requests.pop(request.request_id, None) is None:
+        if not self._remove(request):
             return
         self._scheduler.finish_all(request.sequences)
         for sequence in request.sequences[: request.request.params.n]:
@@ -139,10 +145,24 @@ class Delivery:
 
     def fail(self, request: ActiveRequest, error: Exception) -> None:
         """End a request with an error, after the events it has."""
-        if self._requests.pop(request.request_id, None) is None:
+        if not self._remove(request):
             return
         self._scheduler.finish_all(request.sequences)
         self._close(request, None, error)
+
+    def fail_all(self, error: Exception) -> None:
+        """End every request; the scheduler, which may be inconsistent, isn't told."""
+        for request in self.requests.values():
+            request.stream.finish(error)
+            request.stream.notify()
+        self.requests.clear()
+
+    def _remove(self, request: ActiveRequest) -> bool:
+        """Whether it was open."""
+        if self.requests.pop(request.request_id, None) is None:
+            return False
+        self.num_prompt_tokens -= request.num_prompt_tokens
+        return True
 
     def put_prompt(self, request: ActiveRequest) -> None:
         """The first event of a request that asked for its prompt back."""
@@ -272,7 +292,7 @@ class Delivery:
         sequence.is_delivered = True
         request.num_open -= 1
         if not request.num_open:
-            self._requests.pop(request.request_id, None)
+            self._remove(request)
             self._close(request, reason, None)
 
     def _observe_first(self, sequence: Sequence, now_s: float) -> None:
@@ -289,7 +309,7 @@ class Delivery:
                 step.logprob(row),
                 self._top(step, row, num_top),
             )
-        if chunk.is_last and request.request_id in self._requests:
+        if chunk.is_last and request.request_id in self.requests:
             self.put_prompt(request)
 
     def _prompt_tokens(self, request: ActiveRequest) -> tuple[PromptToken, ...]:

@@ -84,7 +84,6 @@ class StepLoop:
         scheduler: Scheduler,
         runner: Runner,
         delivery: Delivery,
-        requests: dict[str, ActiveRequest],
         totals: EngineTotals,
         observer: EngineObserver,
         *,
@@ -97,7 +96,6 @@ class StepLoop:
         self._scheduler = scheduler
         self._runner = runner
         self._delivery = delivery
-        self._requests = requests
         self._totals = totals
         self._observer = observer
         self._overlap = overlap
@@ -370,10 +368,7 @@ class StepLoop:
     def _die(self, error: Exception) -> None:
         """End every request; queues and blocks may be inconsistent and aren't touched any more."""
         self.is_healthy = False
-        for request in self._requests.values():
-            request.stream.finish(EngineError(f"the engine's loop failed: {error}"))
-            request.stream.notify()
-        self._requests.clear()
+        self._delivery.fail_all(EngineError(f"the engine's loop failed: {error}"))
 
 
 def _drop(masks: Iterable[MissingMask]) -> None:

@@ -337,6 +337,11 @@ class ActiveRequest:
         return None if most_s in (None, math.inf) else self.arrival_s + most_s
 
     @property
+    def num_prompt_tokens(self) -> int:
+        """Of all its sequences, since each has its own list."""
+        return self.request.params.num_sequences * len(self.prompt_ids)
+
+    @property
     def is_impatient(self) -> bool:
         """Whether it begins at once or never: once what is read of its prefix is there."""
         return self.request.max_queue_s == 0
@@ -369,24 +374,3 @@ class ActiveRequest:
         if self.num_cached_tokens is None:
             self.num_cached_tokens = num_tokens
             self.queue_seconds = time.monotonic() - self.arrival_s
-
-
-class OpenRequests(dict[str, ActiveRequest]):
-    """The open requests by id, and how much they hold together."""
-
-    num_prompt_tokens = 0
-    """Of every choice, since each has its own list."""
-
-    def __setitem__(self, request_id: str, request: ActiveRequest) -> None:
-        self._count(request, 1)
-        super().__setitem__(request_id, request)
-
-    def pop(self, request_id: str, default: None = None) -> ActiveRequest | None:  # type: ignore[override]
-        request = super().pop(request_id, default)
-        if request is not None:
-            self._count(request, -1)
-        return request
-
-    def _count(self, request: ActiveRequest, sign: int) -> None:
-        num_sequences = request.request.params.num_sequences
-        self.num_prompt_tokens += sign * num_sequences * len(request.prompt_ids)

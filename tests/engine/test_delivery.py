@@ -40,7 +40,7 @@ class Readers:
 def new_delivery() -> Delivery:
     """Without scheduler and tokens: what it tells needs none."""
     nothing: Any = SimpleNamespace(special_ids=frozenset())
-    return Delivery(nothing, nothing, {}, EngineTotals(), NullObserver(), vocab_size=0)
+    return Delivery(nothing, nothing, EngineTotals(), NullObserver(), vocab_size=0)
 
 
 @pytest.fixture
