@@ -17,11 +17,17 @@ from lmi_core.engine.beam_search import BeamSearch
 from lmi_core.engine.contrastive_search import ContrastiveSearch
 from lmi_core.engine.delivery import Delivery
 from lmi_core.engine.handover import Handover, resume
-from lmi_core.engine.intake import Intake, check_num_tokens, check_room, derived_seed, retry_after_s
+from lmi_core.engine.intake import (
+    Intake,
+    check_num_tokens,
+    check_room,
+    derived_seed,
+    logit_biases,
+    retry_after_s,
+)
 from lmi_core.engine.kv_memory import KvMemory
 from lmi_core.engine.loop import StepLoop
 from lmi_core.engine.lora_slots import LoraSlots
-from lmi_core.engine.output_limits import Outputs, logit_biases
 from lmi_core.engine.paged_policy import PagedPolicy
 from lmi_core.engine.parts import EngineParts
 from lmi_core.engine.request import GenerationRequest
@@ -121,7 +127,6 @@ class EngineCore:
             head=self._head,
         )
         self._intake = Intake(self.info, tokenizer, config, adapters.find)
-        self._outputs = Outputs(self.info, tokenizer, grammars)
         self._arrivals = itertools.count()
         self._task = asyncio.get_running_loop().create_task(self._loop.run())
 
@@ -154,13 +159,13 @@ class EngineCore:
                 self._check_num_tokens(len(prompt.ids), params.num_sequences)
             else:
                 prompt = prompt._replace(num_first=handover.num_first)
-            compiled = await self._outputs.compiled(params, prompt.ids)
+            compiled = await self._intake.compiled(params, prompt.ids, self._grammars)
             search = search_of(
                 params,
-                self._outputs.end_ids(params),
+                self._intake.end_ids(params),
                 self._runner.info,
                 num_prompt=len(prompt.ids),
-                max_len=self._outputs.max_len(params, len(prompt.ids)),
+                max_len=self._intake.max_len(params, len(prompt.ids)),
                 bans=compiled if isinstance(compiled, BannedSequences) else None,
             )
             stops = await stop_strings(params.stop)
@@ -282,7 +287,7 @@ class EngineCore:
         )
         active.search = search
         matched = None if search else grammar  # which the search keeps to itself
-        active.sequences = self._outputs.sequences(active, matched, stops, handover)
+        active.sequences = self._intake.sequences(active, matched, stops, handover)
         if self._head is not None:
             active.sequences[0].row_sum = RowSum(self._head.spec.rows)
             if self._head.spec.tells_pairs_apart:
