@@ -125,7 +125,6 @@ class _Memory:
 
 class _Submitted(NamedTuple):
     plan: Plan
-    step: _native.Step
     seconds: float
 
 
@@ -229,7 +228,7 @@ class Simulation:
             return None
         step = next(self._steps)
         fill(plan, step)
-        return _Submitted(plan, step, self._seconds(list(_works(plan))))
+        return _Submitted(plan, self._seconds(list(_works(plan))))
 
     def _submit_ahead(self, submitted: _Submitted) -> _Submitted | None:
         if not self._info.runs_ahead or submitted.seconds > MAX_AHEAD_S:
@@ -242,17 +241,17 @@ class Simulation:
             return None
         step = next(self._steps)
         ahead.fill(plan, step)
-        return _Submitted(plan, step, self._seconds(list(_works(plan))))
+        return _Submitted(plan, self._seconds(list(_works(plan))))
 
     def _seconds(self, works: list[Work]) -> float:
         return self._costs.of(works) * self._spread.choice(self._costs.spread)
 
     def _commit(self, submitted: _Submitted) -> None:
-        plan, step, _ = submitted
+        plan, step = submitted.plan, submitted.plan.step
         self.num_steps += 1
         for row in range(step.num_logit_rows):
             step.set_result(row, self._rng.randrange(_VOCAB_SIZE), 0.0)
-        for output in self.scheduler.commit(plan, step).outputs:
+        for output in self.scheduler.commit(plan).outputs:
             request = output.sequence.request
             i, served = self._open[request]
             served.tokens_s.append(self.now_s)

@@ -9,7 +9,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, cast
 
 from lmi_core._native import StepCosts
 from lmi_core.engine.commit import Commit
@@ -19,7 +19,7 @@ from lmi_core.engine.plan import Plan
 from lmi_core.engine.scheduler import Scheduler
 from lmi_core.engine.sequence import ActiveRequest, Sequence
 from lmi_core.engine.stats import EngineObserver, EngineTotals, StepRecord
-from lmi_core.engine.step_filling import HeldMask, fill
+from lmi_core.engine.step_filling import fill
 from lmi_core.errors import EngineError, UserError
 from lmi_core.runners.runner import (
     AheadRunner,
@@ -46,17 +46,6 @@ Who comes until then needn't wait for one more step."""
 LATE_SHARE, LEAD_STRIDE = 0.01, 0.1
 """Of steps, how many may come after the end of the one before; how much earlier the next are
 submitted when one did."""
-
-
-class Submitted(NamedTuple):
-    """A step that the worker has."""
-
-    plan: Plan
-    step: Step
-    submitted_s: float
-    done: asyncio.Future[None]
-    held: Iterable[HeldMask] = ()
-    """Masks that the step before leads to."""
 
 
 class _Lead:
@@ -107,7 +96,7 @@ class StepLoop:
         self._is_stopping = False
         self._wake = asyncio.Event()
         self._is_held = False
-        self._in_flight: deque[asyncio.Future[None]] = deque()
+        self._in_flight: deque[Plan] = deque()
         self._lead = _Lead()
         self._completed_s = 0.0
         """When the last step completed."""
@@ -158,7 +147,7 @@ class StepLoop:
     async def _run_overlapped(self) -> None:
         """As the plain loop, but events of a step are handed out while the next one runs, and where
         these don't matter, that one is submitted shortly before the last one's tokens are known."""
-        submitted: Submitted | None = None
+        submitted: Plan | None = None
         committed: Commit | None = None
         while submitted is not None or committed is not None or await self._has_work():
             if submitted is None and not self._is_held:
@@ -185,7 +174,7 @@ class StepLoop:
                 self._lead.note(is_late=following.submitted_s > ended_s > 0.0)
             if following is not None and committed is None:
                 await following.done  # it read what the failed step should have written
-                self._scheduler.drop(following.plan)
+                self._scheduler.drop(following)
                 following = None
             submitted = following
 
@@ -198,7 +187,7 @@ class StepLoop:
             await self._wake.wait()
         return True
 
-    def _submit_next(self) -> Submitted | None:
+    def _submit_next(self) -> Plan | None:
         """Plan a step and hand it to the worker; None when nothing can run, or it failed."""
         now_s = time.monotonic()
         plan = self._scheduler.plan(now_s)
@@ -209,63 +198,62 @@ class StepLoop:
                 raise EngineError("sequences wait, but none can run")
             return None
         step = self._next_step()
-        done = asyncio.get_running_loop().create_future()
+        plan.done = asyncio.get_running_loop().create_future()
         masks: list[MissingMask] = []
         try:
             masks = fill(plan, step)
-            submitted_s = time.monotonic()
+            plan.submitted_s = time.monotonic()
             self._submit_chain(plan)
             if plan.wants_states:
                 cast(StatesRunner, self._runner).submit_with_states(step)
             else:
                 self._runner.submit(step)
-            self._in_flight.append(done)
+            self._in_flight.append(plan)
         except Exception as error:
             _drop(masks)
             _log.exception("a step couldn't be submitted")
             self._fail(plan, str(error))
             return None
         self._masks.fill(masks)
-        return Submitted(plan, step, submitted_s, done)
+        return plan
 
-    def _submit_ahead(self, submitted: Submitted) -> Submitted | None:
+    def _submit_ahead(self, submitted: Plan) -> Plan | None:
         """Submit what follows a step in flight, if it can be known and is worth it."""
         if self._is_held:
             return None
         ahead = self._scheduler.ahead
-        plan = ahead.plan(submitted.plan, time.monotonic())
+        plan = ahead.plan(submitted, time.monotonic())
         if plan is None:
             return None
         self._fail_requests(plan.failures, "planning a step for the request failed")
         step = self._next_step()
-        done = asyncio.get_running_loop().create_future()
+        plan.done = asyncio.get_running_loop().create_future()
         masks: list[MissingMask] = []
-        held: list[HeldMask] = []
         try:
-            logit_rows, masks, held = ahead.fill(plan, step)
-            submitted_s = time.monotonic()
+            masks = ahead.fill(plan, step)
+            plan.submitted_s = time.monotonic()
             self._submit_chain(plan)
-            cast(AheadRunner, self._runner).submit_ahead(step, logit_rows)
-            self._in_flight.append(done)
+            cast(AheadRunner, self._runner).submit_ahead(step, plan.logit_rows)
+            self._in_flight.append(plan)
         except Exception:
             _drop(masks)
             _log.exception("a step couldn't be submitted before the last one completed")
             self._next_buffer = (self._next_buffer - 1) % len(self._runner.steps)
             ahead.cancel(plan)
             return None
-        self._masks.hold([each.mask for each in held])
+        self._masks.hold([each.mask for each in plan.held])
         self._masks.fill(masks)
-        return Submitted(plan, step, submitted_s, done, held)
+        return plan
 
-    def _left_s(self, submitted: Submitted) -> float:
+    def _left_s(self, submitted: Plan) -> float:
         """Until it is time for the step behind; infinite: there is to be none."""
-        took_s = self._costs.seconds(submitted.plan.num_tokens, ahead=True)
+        took_s = self._costs.seconds(submitted.num_tokens, ahead=True)
         if took_s > MAX_AHEAD_S or not self._runner.info.runs_ahead:
             return math.inf
         begun_s = max(submitted.submitted_s, self._completed_s)
         return self._lead.due_s(begun_s, took_s) - time.monotonic()
 
-    async def _is_nearly_done(self, submitted: Submitted) -> bool:
+    async def _is_nearly_done(self, submitted: Plan) -> bool:
         """Wait until it is time for the step behind; False if there is none to come."""
         left_s = self._left_s(submitted)
         if 0.0 < left_s < math.inf:
@@ -289,20 +277,20 @@ class StepLoop:
 
     def _on_completion(self) -> None:
         for _ in range(os.eventfd_read(self._runner.completion_fd)):
-            done = self._in_flight.popleft()
+            done = self._in_flight.popleft().done
             if not done.done():
                 done.set_result(None)
 
-    def _commit(self, submitted: Submitted) -> Commit | None:
+    def _commit(self, plan: Plan) -> Commit | None:
         """Take over a completed step; None if it failed."""
-        plan, step, submitted_s, *_ = submitted
+        step, submitted_s = plan.step, plan.submitted_s
         completed_s = time.monotonic()
         # A step that was submitted ahead began when the one before it had ended.
         seconds = completed_s - max(submitted_s, self._completed_s)
         if submitted_s < self._completed_s:
             gap_s = seconds - plan.chain_s - step.native_ns * 1e-9
             self._costs.note_gap(gap_s, ahead=True)
-        self._count(plan, step, seconds)
+        self._count(plan, seconds)
         self._completed_s = completed_s
         if step.error:
             _log.error("a step failed: %s", step.error)
@@ -314,7 +302,7 @@ class StepLoop:
             rows = cast(PoolingRunner, self._runner).pooled_rows(step)
         elif plan.wants_states:
             rows = cast(StatesRunner, self._runner).states(step)
-        commit = self._scheduler.commit(plan, step, rows)
+        commit = self._scheduler.commit(plan, rows)
         if self._runner.info.has_draft_heads and not self._in_flight and not plan.wants_states:
             self._scheduler.keep_states(commit, cast(HeadsRunner, self._runner).head_rows(step))
         self._fail_requests(commit.failures, "taking over the request's step failed")
@@ -328,9 +316,9 @@ class StepLoop:
         self._delivery.deliver(commit)
         self._scheduler.memory.keep_published()
 
-    def _count(self, plan: Plan, step: Step, seconds: float) -> None:
+    def _count(self, plan: Plan, seconds: float) -> None:
         totals = self._totals
-        native_seconds = step.native_ns * 1e-9
+        native_seconds = plan.step.native_ns * 1e-9
         if native_seconds > 0:
             self._costs.note(plan.num_tokens, native_seconds)
         totals.num_steps += 1

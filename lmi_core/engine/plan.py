@@ -1,12 +1,38 @@
-"""What a step is to compute."""
+"""A step from its decision to its end: what it is to compute, and by which buffer."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
 
 from lmi_core.engine.model_drafts import DraftChain
-from lmi_core.engine.sequence import ActiveRequest, Sequence
+from lmi_core.engine.sequence import ActiveRequest, Sequence, SequenceState
+from lmi_core.structured.mask_threads import ANYTHING, MissingMask
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from lmi_core._native import Step
+
+
+class HeldMask(NamedTuple):
+    """A mask of a step behind one in flight, which follows the token that this one samples."""
+
+    sequence: Sequence
+    mask: MissingMask
+
+    def is_wanted(self) -> bool:
+        """Whether there is something to fill, once that token is taken: else the row samples
+        freely, where its grammar has come to its end, or nothing, where the text has."""
+        sequence = self.sequence
+        if sequence.is_ending or sequence.state is not SequenceState.RUNNING:
+            self.mask.settle(None, sequence.error)
+        elif sequence.matcher is None:
+            self.mask.settle(ANYTHING, None)
+        else:
+            return True
+        return False
 
 
 @dataclass(slots=True)
@@ -34,6 +60,16 @@ class Plan:
     """Whether somebody would come in who has to know what that step gives; for nobody else."""
     expired: list[ActiveRequest] = field(default_factory=list)
     """Requests that waited for too long and were ended; they are in none of the lists above."""
+    step: Step = field(init=False, repr=False)
+    """The buffer that it was written into."""
+    logit_rows: list[int] = field(default_factory=list)
+    """Of a step submitted ahead: those of the one before that sample its token ids; -1: the id is
+    known."""
+    held: Items[HeldMask] = ()
+    """Masks that follow these."""
+    submitted_s: float = 0.0
+    done: asyncio.Future[None] = field(init=False, repr=False)
+    """The worker is done with it."""
 
     def take_copy(self, sequence: Sequence) -> None:
         """Have the block copied that the sequence goes on in, if it needs one."""

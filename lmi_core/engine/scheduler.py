@@ -103,15 +103,16 @@ class Scheduler:
             self._speculation.add_drafts(plan, plan.sequences, self.num_running)
         return plan
 
-    def commit(self, plan: Plan, step: Step, rows: FloatArray | None = None) -> Commit:
+    def commit(self, plan: Plan, rows: FloatArray | None = None) -> Commit:
         """Take over a completed step: append tokens, publish blocks, release what ended. ``rows``:
         what a model that pools has given for logit rows; the hidden states of token rows, if
         ``plan.wants_states``."""
+        step = plan.step
         commit = Commit(step)
         sampled = step.sampled()
         if self._speculation is not None:
-            self._speculation.settle(plan, step)
-        states = _states_by_sequence(plan, step, rows) if plan.wants_states else {}
+            self._speculation.settle(plan)
+        states = _states_by_sequence(plan, rows) if plan.wants_states else {}
         memory, outputs = self.memory, commit.outputs
         contested = self.queues if self.queues.are_contested else None
         for sequence in plan.sequences:
@@ -314,11 +315,9 @@ class Scheduler:
                 self.queues.wait(sequence)
 
 
-def _states_by_sequence(
-    plan: Plan, step: Step, rows: FloatArray | None
-) -> dict[Sequence, FloatArray]:
+def _states_by_sequence(plan: Plan, rows: FloatArray | None) -> dict[Sequence, FloatArray]:
     assert rows is not None
-    firsts = step.view("first_rows").tolist()
+    firsts = plan.step.view("first_rows").tolist()
     return {
         sequence: rows[first : first + sequence.num_scheduled]
         for sequence, first in zip(plan.sequences, firsts, strict=True)

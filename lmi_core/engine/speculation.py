@@ -9,7 +9,7 @@ nothing else.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from lmi_core import _native
 from lmi_core.engine.commit import Commit
@@ -23,9 +23,6 @@ from lmi_core.engine.text_drafts import Draft, DraftSource, TextDrafts
 from lmi_core.runners.runner import DraftingRunner, DraftRunner, HeadRunner, Runner, RunnerInfo
 from lmi_core.settings.speculation_config import SpeculationConfig
 from lmi_core.weights.formats import FloatArray
-
-if TYPE_CHECKING:
-    from lmi_core._native import Step
 
 _LEAST_EXPECTED = 1.0
 """Right drafts of a sequence that waits for its tokens while others run ahead: it is in every
@@ -149,10 +146,10 @@ class Speculation:
             and all(each.is_plain and each.matcher is None for each in plan.sequences)
         )
 
-    def settle(self, plan: Plan, step: Step) -> None:
+    def settle(self, plan: Plan) -> None:
         """The plan's step is completed: what its sequences' drafts are is known."""
         if plan.chain is not None and self._model is not None:
-            self._model.settle(plan.chain, step)
+            self._model.settle(plan.chain, plan.step)
 
     def keep_states(self, commit: Commit, states: FloatArray | None) -> None:
         """What heads go on from, by logit rows of the step that was committed."""

@@ -4,43 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from lmi_core.engine.masked_rows import MaskedRows
 from lmi_core.engine.model_drafts import DraftChain
-from lmi_core.engine.plan import Plan
-from lmi_core.engine.sequence import Sequence, SequenceState
+from lmi_core.engine.plan import HeldMask, Plan
+from lmi_core.engine.sequence import Sequence
 from lmi_core.models.pooling_head import LogitRows
 from lmi_core.structured.chained_mask import ChainedMask
-from lmi_core.structured.mask_threads import ANYTHING, MissingMask
+from lmi_core.structured.mask_threads import MissingMask
 from lmi_core.structured.matcher import Matcher
 
 if TYPE_CHECKING:
     from lmi_core._native import Step
 
 
-class HeldMask(NamedTuple):
-    """A mask of a step behind one in flight, which follows the token that this one samples."""
-
-    sequence: Sequence
-    mask: MissingMask
-
-    def is_wanted(self) -> bool:
-        """Whether there is something to fill, once that token is taken: else the row samples
-        freely, where its grammar has come to its end, or nothing, where the text has."""
-        sequence = self.sequence
-        if sequence.is_ending or sequence.state is not SequenceState.RUNNING:
-            self.mask.settle(None, sequence.error)
-        elif sequence.matcher is None:
-            self.mask.settle(ANYTHING, None)
-        else:
-            return True
-        return False
-
-
 def fill(plan: Plan, step: Step) -> list[MissingMask]:
     """Write the plan into a step buffer. Returns the masks that it waits for; a grammar that fails
     leaves its own row without a token."""
+    plan.step = step
     step.clear()
     for source, target in plan.copies:
         step.add_copy(source, target)

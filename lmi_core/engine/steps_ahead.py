@@ -17,7 +17,7 @@ from lmi_core.engine.paged_policy import PagedPolicy
 from lmi_core.engine.plan import Plan
 from lmi_core.engine.sequence import Sequence
 from lmi_core.engine.speculation import Speculation
-from lmi_core.engine.step_filling import HeldMask, add_following, add_known
+from lmi_core.engine.step_filling import add_following, add_known
 from lmi_core.structured.mask_threads import MissingMask
 
 if TYPE_CHECKING:
@@ -103,13 +103,13 @@ class StepsAhead:
         ahead.sequences = first + [s for s in ahead.sequences if s not in are_following]
         return ahead
 
-    def fill(self, ahead: Plan, step: Step) -> tuple[list[int], list[MissingMask], list[HeldMask]]:
-        """As ``step_filling.fill``. Of the logit rows returned, of the step in flight, its token
-        ids are what they will have sampled; -1: the ids are known. The last masks follow them."""
+    def fill(self, ahead: Plan, step: Step) -> list[MissingMask]:
+        """As ``step_filling.fill``; masks that follow the step in flight are held."""
+        ahead.step = step
         step.clear()
         following = ahead.sequences[: ahead.num_following]
         known = ahead.sequences[ahead.num_following :]
-        held = add_following(following, step)
+        ahead.held = add_following(following, step)
         if self._speculation is not None:
             apart = [sequence for sequence in known if not sequence.num_ahead]
             self._speculation.add_drafts(ahead, apart, len(self._queues.running))
@@ -117,7 +117,8 @@ class StepsAhead:
         if ahead.chain is not None:
             ahead.chain.lead_to(step)
         rows = [sequence.logit_row for sequence in following]
-        return rows + [-1] * (step.num_tokens - len(rows)), masks, held
+        ahead.logit_rows = rows + [-1] * (step.num_tokens - len(rows))
+        return masks
 
     def cancel(self, ahead: Plan) -> None:
         """It isn't submitted."""

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
-from typing import NamedTuple
 
-from lmi_core._native import Step
 from lmi_core.engine.kv_memory import KvMemory
 from lmi_core.engine.lora_slots import LoraSlots
 from lmi_core.engine.paged_policy import PagedPolicy
@@ -22,13 +20,6 @@ from tests.engine.harness import byte_tokenizer
 from tests.engine.oracle import expected_tokens
 
 TOKENIZER = byte_tokenizer()
-
-
-class Submitted(NamedTuple):
-    plan: Plan
-    step: Step
-    logit_rows: list[int]
-    """Of the step before, where its token ids come from."""
 
 
 class History:
@@ -47,7 +38,7 @@ class History:
         self.model = FakeModel(has_adapters=True, **capacities)  # type: ignore[arg-type]
         self._runs_ahead = runs_ahead
         self._steps = itertools.cycle(self.model.steps)
-        self._in_flight: Submitted | None = None
+        self._in_flight: Plan | None = None
         self._sampled: list[int] = []
         self.num_ahead = 0
         runner: object = self.model
@@ -148,24 +139,24 @@ class History:
         submitted = self._in_flight or self._submit()
         if submitted is None:
             return len(self.expired) > num_expired
-        following = self._submit_ahead(submitted.plan) if self._runs_ahead else None
+        following = self._submit_ahead(submitted) if self._runs_ahead else None
         if abort is not None:
             self.abort(abort)
         self.unload(unload)
         self._execute(submitted)
         if fails:
-            self.failed.update(self.scheduler.fail(submitted.plan))
+            self.failed.update(self.scheduler.fail(submitted))
         else:
-            self.scheduler.commit(submitted.plan, submitted.step)
+            self.scheduler.commit(submitted)
         if fails and following is not None:
             self._execute(following)
-            self.scheduler.drop(following.plan)
+            self.scheduler.drop(following)
             following = None
         self._in_flight = following
         self.scheduler.check_integrity()
         return True
 
-    def _submit(self) -> Submitted | None:
+    def _submit(self) -> Plan | None:
         waiting = {request for request in self.requests if request.is_waiting}
         plan = self.scheduler.plan(self.now_s)
         begun = {sequence.request for sequence in plan.sequences}
@@ -178,28 +169,25 @@ class History:
         if not plan.sequences:
             assert not self.scheduler.has_work, "sequences wait, but none can run"
             return None
-        step = next(self._steps)
-        fill(plan, step)
-        return self._checked(Submitted(plan, step, []))
+        fill(plan, next(self._steps))
+        return self._checked(plan)
 
-    def _submit_ahead(self, before: Plan) -> Submitted | None:
+    def _submit_ahead(self, before: Plan) -> Plan | None:
         plan = self.scheduler.ahead.plan(before, self.now_s)
         assert all(sequence.row >= 0 for sequence in before.sequences), "preempted in flight"
         if plan is None:
             return None
         self.num_ahead += 1
-        step = next(self._steps)
-        logit_rows, _, _ = self.scheduler.ahead.fill(plan, step)
-        return self._checked(Submitted(plan, step, logit_rows))
+        self.scheduler.ahead.fill(plan, next(self._steps))
+        return self._checked(plan)
 
-    def _checked(self, submitted: Submitted) -> Submitted:
-        plan = submitted.plan
+    def _checked(self, plan: Plan) -> Plan:
         assert sum(sequence.chunk[1] for sequence in plan.sequences) == plan.num_tokens
-        assert plan.num_tokens == submitted.step.num_tokens
+        assert plan.num_tokens == plan.step.num_tokens
         assert plan.num_tokens <= self.model.info.max_num_batched_tokens
-        return submitted
+        return plan
 
-    def _execute(self, submitted: Submitted) -> None:
+    def _execute(self, submitted: Plan) -> None:
         """What it follows was executed."""
         rows = submitted.logit_rows
         self.model.execute(submitted.step, [self._sampled[i] if i >= 0 else -1 for i in rows])

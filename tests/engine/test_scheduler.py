@@ -155,7 +155,7 @@ def test_a_slot_is_kept_until_no_step_refers_to_it() -> None:
     history.abort(request)
     assert history.num_leaving == 1
     history.model.execute(history.model.steps[0])
-    history.scheduler.commit(plan, history.model.steps[0])
+    history.scheduler.commit(plan)
     assert history.num_leaving == 0
     assert not history.model.adapters.by_slot
 
