@@ -3,70 +3,68 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from typing import Protocol
+from collections.abc import AsyncGenerator, Callable
 
 from lmi_core.engine.outputs import TokenEvent
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.stream import EventStream
+from lmi_server.http.frame_writer import FrameWriter
 from lmi_server.models.backend import Publisher
 
-
-class Sink(Protocol):
-    """Takes events at once, while it is ready."""
-
-    def is_ready(self) -> bool: ...
-
-    def take(self, events: list[TokenEvent]) -> None:
-        """What it raises is raised at the reader."""
+Feed = Callable[[list[TokenEvent]], bytes]
 
 
-class PushedBatches(AsyncIterator[list[TokenEvent]]):
-    """A request's events: to ``sink`` while the reader waits and the sink is ready, else to the
-    reader. So a reader that waits sees what the sink couldn't take, the end, and errors."""
+class PushedBatches:
+    """A request's events: written by the engine's loop itself while their reader waits and the
+    client keeps up, else the reader's. So a reader that waits sees what couldn't be written at
+    once, the end, and errors."""
 
     def __init__(self, publisher: Publisher, request: GenerationRequest) -> None:
-        self.sink: Sink | None = None
         self._publisher = publisher
         self._request = request
         self._stream: EventStream | None = None
+        self._pushing: tuple[FrameWriter, Feed] | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._is_finished = False
         self._error: Exception | None = None
 
-    async def aclose(self) -> None:
-        """Abort the request, if it hasn't ended."""
-        self.sink = None
-        if self._stream is not None:
-            self._stream.close()
+    def push_to(self, writer: FrameWriter, feed: Feed) -> None:
+        """From now on, write what ``feed`` makes of events (empty: nothing yet); what it raises is
+        raised at the reader."""
+        self._pushing = writer, feed
 
-    async def __anext__(self) -> list[TokenEvent]:
-        if self._stream is None:
-            self._stream = await self._publisher.subscribe(self._request, self._notify)
-        while True:
-            if self._error is not None:
-                raise self._error
-            if not self._is_finished:
-                events, self._is_finished = self._stream.take()
-                if events:
-                    return events
-            if self._is_finished:
-                raise StopAsyncIteration
-            self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
+    async def batches(self) -> AsyncGenerator[list[TokenEvent], None]:
+        """Those for the reader; closing it aborts the request, if that hasn't ended."""
+        stream = self._stream = await self._publisher.subscribe(self._request, self._notify)
+        try:
+            while self._error is None:
+                if not self._is_finished:
+                    events, self._is_finished = stream.take()
+                    if events:
+                        yield events
+                        continue
+                if self._is_finished:
+                    return
+                self._waiter = asyncio.get_running_loop().create_future()
+                try:
+                    await self._waiter
+                finally:
+                    self._waiter = None
+            raise self._error
+        finally:
+            self._pushing = None
+            stream.close()
 
     def _notify(self) -> None:
-        waiter, stream, sink = self._waiter, self._stream, self.sink
+        waiter, stream, pushing = self._waiter, self._stream, self._pushing
         if waiter is None or stream is None or waiter.done():
             return
-        if sink is not None and sink.is_ready():
+        if pushing is not None and pushing[0].is_clear():
+            writer, feed = pushing
             try:
                 events, self._is_finished = stream.take()
-                if events:
-                    sink.take(events)
+                if events and (frame := feed(events)):
+                    writer.push(frame)
                 if not self._is_finished:
                     return
             except Exception as error:  # must not end the engine's loop

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
-from typing import Protocol, Self, TypeVar
+from typing import TypeVar
 
 from aiohttp import web
 
@@ -18,6 +17,7 @@ from lmi_core.errors import EngineError, LmiError
 from lmi_server.dialects.base import ParsedCall, Renderer
 from lmi_server.dialects.large_bodies import rendered
 from lmi_server.http.answer_deadline import AnswerDeadline, AnswerLimits
+from lmi_server.http.frame_writer import FrameWriter
 from lmi_server.http.long_body import body_of, num_items
 from lmi_server.http.metrics import RequestMeter
 from lmi_server.http.pushed_batches import PushedBatches
@@ -36,17 +36,6 @@ from lmi_server.models.backend import Generates, Publisher
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
-
-
-class Batches(Protocol[T_co]):
-    """What the events of a streamed answer come from."""
-
-    def __aiter__(self) -> AsyncIterator[T_co]: ...
-
-    def __anext__(self) -> Awaitable[T_co]: ...
-
-    def aclose(self) -> Awaitable[object]: ...
 
 
 async def respond(
@@ -93,8 +82,8 @@ async def _streamed(
         feed = partial(_feed, parsed.renderer, meter, 0)
         if isinstance(backend, Publisher):
             pushed = PushedBatches(backend, requests[0])
-            attach = partial(_attach, pushed, request.transport, feed)
-            return await _stream(request, pushed, feed, parsed, meter, *times, attach)
+            push_to = partial(pushed.push_to, feed=feed)
+            return await _stream(request, pushed.batches(), feed, parsed, meter, *times, push_to)
         batches = backend.generate_batches(requests[0])
         return await _stream(request, batches, feed, parsed, meter, *times)
     if len(requests) == 1:
@@ -151,15 +140,15 @@ def _feed_all(renderer: Renderer, meter: RequestMeter, numbered: NumberedEvents)
 
 async def _stream(
     request: web.Request,
-    batches: Batches[T],
+    batches: AsyncGenerator[T, None],
     feed: Callable[[T], bytes],
     parsed: ParsedCall,
     meter: RequestMeter,
     send_timeout_s: float,
     limits: AnswerLimits,
-    attach: Callable[[SendDeadline], None] | None = None,
+    push_to: Callable[[FrameWriter], None] | None = None,
 ) -> web.StreamResponse:
-    """One write per batch: while a slow client blocks one, the engine gathers the next. ``attach``
+    """One write per batch: while a slow client blocks one, the engine gathers the next. ``push_to``
     is called once the status line is out."""
     renderer = parsed.renderer
     async with aclosing(batches):
@@ -173,19 +162,16 @@ async def _stream(
             headers={**parsed.headers, "Content-Type": renderer.content_type}
         )
         await response.prepare(request)
-        with (
-            SendDeadline(request.transport, send_timeout_s) as deadline,
-            Heartbeat(response, deadline, renderer.keep_alive),
-        ):
+        with FrameWriter(request, response, send_timeout_s, renderer.keep_alive) as writer:
             try:
                 async with AnswerDeadline(meter, limits):
                     while True:
                         frame = b"" if batch is None else feed(batch)
                         if frame:
-                            await deadline.send(response, frame)
-                            if attach is not None and _is_chunked(response):
-                                attach(deadline)
-                                attach = None
+                            await writer.send(frame)
+                            if push_to is not None:
+                                push_to(writer)
+                                push_to = None
                         batch = await anext(batches)
             except StopAsyncIteration:
                 frame = renderer.finish()
@@ -194,131 +180,9 @@ async def _stream(
             except Exception as error:
                 meter.error = str(error)
                 frame = renderer.error(_presentable(error, meter.request_id))
-            if frame:
-                await deadline.send(response, frame)
+            await writer.send(frame)
             await response.write_eof()
     return response
-
-
-def _is_chunked(response: web.StreamResponse) -> bool:
-    return response.headers.get("Transfer-Encoding") == "chunked"
-
-
-def _attach(
-    pushed: PushedBatches,
-    transport: asyncio.BaseTransport | None,
-    feed: Callable[[list[TokenEvent]], bytes],
-    deadline: SendDeadline,
-) -> None:
-    if isinstance(transport, asyncio.WriteTransport):
-        pushed.sink = DirectSink(transport, feed, deadline)
-
-
-class DirectSink:
-    """Writes frames to the connection as they come, each a chunk of the response's body, for as
-    long as the client takes them at once."""
-
-    __slots__ = ("_deadline", "_feed", "_transport")
-
-    def __init__(
-        self,
-        transport: asyncio.WriteTransport,
-        feed: Callable[[list[TokenEvent]], bytes],
-        deadline: SendDeadline,
-    ) -> None:
-        self._transport = transport
-        self._feed = feed
-        self._deadline = deadline
-
-    def is_ready(self) -> bool:
-        return not self._transport.get_write_buffer_size()
-
-    def take(self, events: list[TokenEvent]) -> None:
-        frame = self._feed(events)
-        if frame:
-            self._deadline.note_sent()
-            self._transport.write(b"%x\r\n%b\r\n" % (len(frame), frame))
-
-
-class SendDeadline:
-    """Drops the connection of a client that takes nothing for too long.
-
-    One timer per response instead of one per write, which would cost more than the write's frame.
-    """
-
-    def __init__(self, transport: asyncio.BaseTransport | None, timeout_s: float) -> None:
-        self._transport = transport
-        self._timeout_s = timeout_s
-        self._loop = asyncio.get_running_loop()
-        self._blocked_since: float | None = None
-        self.last_sent = self._loop.time()
-
-    def __enter__(self) -> Self:
-        self._timer = self._loop.call_later(self._timeout_s, self._check)
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._timer.cancel()
-
-    async def send(self, response: web.StreamResponse, frame: bytes) -> None:
-        self.last_sent = self._blocked_since = self._loop.time()
-        await response.write(frame)
-        self._blocked_since = None
-
-    def note_sent(self) -> None:
-        """Something was sent that blocked nobody."""
-        self.last_sent = self._loop.time()
-
-    @property
-    def is_blocked(self) -> bool:
-        return self._blocked_since is not None
-
-    def _check(self) -> None:
-        now = self._loop.time()
-        due = (now if self._blocked_since is None else self._blocked_since) + self._timeout_s
-        if due > now:
-            self._timer = self._loop.call_at(due, self._check)
-        elif isinstance(self._transport, asyncio.WriteTransport):
-            # The connection's end cancels the handler, and with it the request.
-            self._transport.abort()
-
-
-class Heartbeat:
-    """Sends ``frame`` whenever a stream has been silent for a while, so that proxies keep it."""
-
-    INTERVAL_S = 15.0
-
-    def __init__(self, response: web.StreamResponse, deadline: SendDeadline, frame: bytes) -> None:
-        self._response = response
-        self._deadline = deadline
-        self._frame = frame
-        self._loop = asyncio.get_running_loop()
-        self._timer: asyncio.TimerHandle | None = None
-        self._sending: asyncio.Task[None] | None = None
-
-    def __enter__(self) -> Self:
-        if self._frame:
-            self._timer = self._loop.call_later(self.INTERVAL_S, self._check)
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._sending is not None:
-            self._sending.cancel()
-
-    def _check(self) -> None:
-        now = self._loop.time()
-        due = self._deadline.last_sent + self.INTERVAL_S
-        if due <= now:
-            due = now + self.INTERVAL_S
-            if not self._deadline.is_blocked:
-                self._sending = self._loop.create_task(self._send())
-        self._timer = self._loop.call_at(due, self._check)
-
-    async def _send(self) -> None:
-        with suppress(ConnectionError):  # the handler itself will notice
-            await self._deadline.send(self._response, self._frame)
 
 
 def _presentable(error: Exception, request_id: str) -> Exception:

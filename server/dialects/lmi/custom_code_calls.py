@@ -15,8 +15,8 @@ from lmi_core.errors import EngineError
 from lmi_server.dialects.base import HttpError
 from lmi_server.dialects.lmi.output import error_body
 from lmi_server.http.form import handler_request
+from lmi_server.http.frame_writer import FrameWriter
 from lmi_server.http.long_body import body_of
-from lmi_server.http.streaming import SendDeadline
 from lmi_server.models.custom_code_backend import CustomCodeBackend
 from lmi_server.models.loaded_model import LoadedModel
 
@@ -67,20 +67,15 @@ async def _stream(
         status=answer.code, reason=_reason(answer), headers=_headers(answer)
     )
     await response.prepare(request)
-    with SendDeadline(request.transport, send_timeout_s) as deadline:
-        await _send(deadline, response, chunk)
+    with FrameWriter(request, response, send_timeout_s) as writer:
+        await writer.send(chunk)
         try:
             async for chunk in chunks:
-                await _send(deadline, response, chunk)
+                await writer.send(chunk)
         except EngineError as error:
-            await deadline.send(response, error_body(error))
+            await writer.send(error_body(error))
         await response.write_eof()
     return response
-
-
-async def _send(deadline: SendDeadline, response: web.StreamResponse, chunk: bytes) -> None:
-    if chunk:
-        await deadline.send(response, chunk)
 
 
 def _whole(answer: HandlerAnswer) -> web.Response:

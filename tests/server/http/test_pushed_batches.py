@@ -1,9 +1,11 @@
-"""Events that are handed over by whoever makes them: to the sink, or to the reader."""
+"""Events that are handed over by whoever makes them: written, or the reader's."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from contextlib import aclosing
+from typing import Any
 
 import pytest
 
@@ -42,35 +44,42 @@ class Publisher:
         self.num_aborts += 1
 
 
-class Sink:
+class Client:
+    """Takes frames while it is ready; a frame has a byte for each token."""
+
     def __init__(self) -> None:
         self.token_ids: list[int] = []
-        self.is_open = True
+        self.is_ready = True
         self.error: Exception | None = None
 
-    def is_ready(self) -> bool:
-        return self.is_open
+    def is_clear(self) -> bool:
+        return self.is_ready
 
-    def take(self, events: list[TokenEvent]) -> None:
+    def push(self, frame: bytes) -> None:
+        self.token_ids += frame
+
+    def feed(self, events: list[TokenEvent]) -> bytes:
         if self.error is not None:
             raise self.error
-        self.token_ids += [event.token_id for event in events]
+        return bytes(event.token_id for event in events)
 
 
 class Reading:
-    """A task that reads all batches, past the first one with a sink."""
+    """A task that reads all batches, past the first one with a client to write to."""
 
     def __init__(self) -> None:
         self.publisher = Publisher()
-        self.sink = Sink()
+        self.client = Client()
         self.read: list[int] = []
-        self.batches = PushedBatches(self.publisher, GenerationRequest(request_id="r", prompt="x"))
+        self.pushed = PushedBatches(self.publisher, GenerationRequest(request_id="r", prompt="x"))
         self.task = asyncio.create_task(self._read())
 
     async def _read(self) -> None:
-        async for events in self.batches:
-            self.read += [event.token_id for event in events]
-            self.batches.sink = self.sink
+        writer: Any = self.client
+        async with aclosing(self.pushed.batches()) as batches:
+            async for events in batches:
+                self.read += [event.token_id for event in events]
+                self.pushed.push_to(writer, self.client.feed)
 
     async def begin(self) -> None:
         """The first event goes to the reader, which then waits."""
@@ -94,12 +103,12 @@ def run(test: Callable[[Reading], Coroutine[None, None, None]]) -> None:
     asyncio.run(main())
 
 
-def test_the_sink_gets_events_before_anybody_is_woken() -> None:
+def test_events_are_written_before_anybody_is_woken() -> None:
     async def check(reading: Reading) -> None:
         reading.publisher.publish(1, 2)
-        assert reading.sink.token_ids == [1, 2]
+        assert reading.client.token_ids == [1, 2]
         reading.publisher.publish(3)
-        assert reading.sink.token_ids == [1, 2, 3]
+        assert reading.client.token_ids == [1, 2, 3]
         reading.publisher.finish()
         await reading.task
         assert reading.read == [0]
@@ -107,17 +116,17 @@ def test_the_sink_gets_events_before_anybody_is_woken() -> None:
     run(check)
 
 
-def test_the_reader_gets_what_the_sink_cannot_take() -> None:
+def test_the_reader_gets_what_the_client_cannot_take() -> None:
     async def check(reading: Reading) -> None:
-        reading.sink.is_open = False
+        reading.client.is_ready = False
         reading.publisher.publish(1)
-        reading.sink.is_open = True
+        reading.client.is_ready = True
         reading.publisher.publish(2)  # the reader was woken and hasn't come yet: order is kept
-        assert reading.sink.token_ids == []
+        assert reading.client.token_ids == []
         await settle()
         assert reading.read == [0, 1, 2]
         reading.publisher.publish(3)
-        assert reading.sink.token_ids == [3]
+        assert reading.client.token_ids == [3]
         reading.publisher.finish()
         await reading.task
 
@@ -128,16 +137,16 @@ def test_an_error_comes_after_the_events_before_it() -> None:
     async def check(reading: Reading) -> None:
         reading.publisher.stream.put(TokenEvent(request_id="r", choice=0, token_id=1, text=""))
         reading.publisher.finish(EngineError("the step failed"))
-        assert reading.sink.token_ids == [1]
+        assert reading.client.token_ids == [1]
         with pytest.raises(EngineError, match="the step failed"):
             await reading.task
 
     run(check)
 
 
-def test_what_the_sink_raises_is_the_readers() -> None:
+def test_what_the_feed_raises_is_the_readers() -> None:
     async def check(reading: Reading) -> None:
-        reading.sink.error = ZeroDivisionError("no")
+        reading.client.error = ZeroDivisionError("no")
         reading.publisher.publish(1)
         with pytest.raises(ZeroDivisionError):
             await reading.task
@@ -145,14 +154,13 @@ def test_what_the_sink_raises_is_the_readers() -> None:
     run(check)
 
 
-def test_closing_aborts_and_leaves_the_sink_alone() -> None:
+def test_a_reader_that_goes_aborts_and_nothing_is_written_any_more() -> None:
     async def check(reading: Reading) -> None:
-        await reading.batches.aclose()
-        assert reading.publisher.num_aborts == 1
-        reading.publisher.publish(1)
-        assert reading.sink.token_ids == []
         reading.task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await reading.task
+        assert reading.publisher.num_aborts == 1
+        reading.publisher.publish(1)
+        assert reading.client.token_ids == []
 
     run(check)

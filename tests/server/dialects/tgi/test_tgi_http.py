@@ -12,8 +12,8 @@ import pytest
 
 from lmi_server.dialects.tgi.options import TgiOptions
 from lmi_server.dialects.unknown_fields import IGNORED_HEADER
+from lmi_server.http.frame_writer import FrameWriter
 from lmi_server.http.metrics import Metrics
-from lmi_server.http.streaming import Heartbeat
 from tests.engine.fake_runner import FakeRunner
 from tests.engine.harness import make_engine
 from tests.server.configured import configured
@@ -291,7 +291,7 @@ def test_overload() -> None:
 
 
 def test_silent_streams_are_kept_alive(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Heartbeat, "INTERVAL_S", 0.03)
+    monkeypatch.setattr(FrameWriter, "INTERVAL_S", 0.03)
     answer = ask("/generate_stream", runner=FakeRunner(step_s=0.1), max_new_tokens=2)
     assert answer.body.count(b":\n\n") >= 2
     rest = answer.body.replace(b":\n\n", b"")
