@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from lmi_core.engine.outputs import TokenEvent
 from lmi_core.engine.request import GenerationRequest
@@ -62,12 +62,16 @@ class EventStream:
         return events, False
 
 
+@runtime_checkable
 class Subscribable(Protocol):
-    """What takes requests and notifies of their events."""
+    """What takes requests and hands over their events without waking a task for them."""
 
     async def subscribe(
         self, request: GenerationRequest, notify: Callable[[], None]
-    ) -> EventStream: ...
+    ) -> EventStream:
+        """``notify`` is called in the caller's event loop when there are events to take; closing
+        the stream aborts the request. Raises as ``Engine.generate``."""
+        ...
 
 
 async def batches(

@@ -7,9 +7,8 @@ from collections.abc import AsyncGenerator, Callable
 
 from lmi_core.engine.outputs import TokenEvent
 from lmi_core.engine.request import GenerationRequest
-from lmi_core.engine.stream import EventStream
+from lmi_core.engine.stream import EventStream, Subscribable
 from lmi_server.http.frame_writer import FrameWriter
-from lmi_server.models.backend import Publisher
 
 Feed = Callable[[list[TokenEvent]], bytes]
 
@@ -19,8 +18,8 @@ class PushedBatches:
     client keeps up, else the reader's. So a reader that waits sees what couldn't be written at
     once, the end, and errors."""
 
-    def __init__(self, publisher: Publisher, request: GenerationRequest) -> None:
-        self._publisher = publisher
+    def __init__(self, engine: Subscribable, request: GenerationRequest) -> None:
+        self._engine = engine
         self._request = request
         self._stream: EventStream | None = None
         self._pushing: tuple[FrameWriter, Feed] | None = None
@@ -35,7 +34,7 @@ class PushedBatches:
 
     async def batches(self) -> AsyncGenerator[list[TokenEvent], None]:
         """Those for the reader; closing it aborts the request, if that hasn't ended."""
-        stream = self._stream = await self._publisher.subscribe(self._request, self._notify)
+        stream = self._stream = await self._engine.subscribe(self._request, self._notify)
         try:
             while self._error is None:
                 if not self._is_finished:

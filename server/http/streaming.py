@@ -13,6 +13,7 @@ from aiohttp import web
 
 from lmi_core.engine.outputs import TokenEvent
 from lmi_core.engine.request import GenerationRequest
+from lmi_core.engine.stream import Subscribable
 from lmi_core.errors import EngineError, LmiError
 from lmi_server.dialects.base import ParsedCall, Renderer
 from lmi_server.dialects.large_bodies import rendered
@@ -31,7 +32,7 @@ from lmi_server.http.several_prompts import (
     take_turns,
 )
 from lmi_server.http.tenants import owned
-from lmi_server.models.backend import Generates, Publisher
+from lmi_server.models.backend import Generates
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +81,7 @@ async def _streamed(
     tells_prompts = requests[0].params.prompt_logprobs is not None
     if len(requests) == 1 and not tells_prompts:
         feed = partial(_feed, parsed.renderer, meter, 0)
-        if isinstance(backend, Publisher):
+        if isinstance(backend, Subscribable):
             pushed = PushedBatches(backend, requests[0])
             push_to = partial(pushed.push_to, feed=feed)
             return await _stream(request, pushed.batches(), feed, parsed, meter, *times, push_to)

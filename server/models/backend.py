@@ -3,14 +3,13 @@ lmi's engine and other libraries' all of it, a model's own code only to report."
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from lmi_core.engine.outputs import TokenEvent
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.stats import EngineInfo, EngineStats
-from lmi_core.engine.stream import EventStream
 from lmi_core.text.tokenizer import Tokenizer
 
 
@@ -25,7 +24,7 @@ class Reports(Protocol):
 
 @runtime_checkable
 class Generates(Protocol):
-    """What turns requests into events."""
+    """What turns requests into events; some also as ``Subscribable``."""
 
     def generate_batches(
         self, request: GenerationRequest
@@ -62,18 +61,6 @@ class Tokenizes(Protocol):
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of token ids, special tokens included; UserError for ids there aren't."""
-        ...
-
-
-@runtime_checkable
-class Publisher(Protocol):
-    """What generates and can also hand over events without waking a task for them."""
-
-    async def subscribe(
-        self, request: GenerationRequest, notify: Callable[[], None]
-    ) -> EventStream:
-        """``notify`` is called in the caller's event loop when there are events to take; closing
-        the stream aborts the request. Raises as ``generate_batches``."""
         ...
 
 

@@ -13,10 +13,10 @@ from aiohttp import web
 from lmi_core.engine.outputs import TokenEvent
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.stats import EngineInfo
-from lmi_core.engine.stream import EventStream, batches
+from lmi_core.engine.stream import EventStream, Subscribable, batches
 from lmi_core.receipts.receipt import Answers, Receipt, changed_params
 from lmi_server.http.tenants import TENANT
-from lmi_server.models.backend import Attests, Generates, Publisher
+from lmi_server.models.backend import Attests, Generates
 from lmi_server.models.loaded_model import LoadedModel
 
 _NO_KEY = "all"
@@ -24,7 +24,7 @@ _NO_KEY = "all"
 
 
 @runtime_checkable
-class Recordable(Generates, Publisher, Attests, Protocol):
+class Recordable(Generates, Subscribable, Attests, Protocol):
     """An engine that can say what decided its tokens."""
 
 
