@@ -110,17 +110,3 @@ class ParsedCall:
     """What the call's body names the prompt; errors about it say so."""
     headers: Mapping[str, str] = field(default_factory=dict)
     """Response headers besides those that every answer has."""
-
-
-class Protocol(ABC):
-    """A wire protocol. Instances hold configuration only and serve any number of calls."""
-
-    name: str
-
-    @abstractmethod
-    def parse(self, call: Call) -> ParsedCall:
-        """Raise UserError naming the field when the call can't be served as written."""
-
-    @abstractmethod
-    def error(self, error: Exception) -> Reply:
-        """The response to a call that failed before its body started."""

@@ -28,7 +28,6 @@ from lmi_server.dialects.base import (
     Call,
     HttpError,
     ParsedCall,
-    Protocol,
     Renderer,
     Reply,
 )
@@ -124,10 +123,8 @@ class LmiOptions:
                 )
 
 
-class LmiProtocol(Protocol):
+class LmiProtocol:
     """LMI's bodies, answers and errors, as DJL-Serving gives them."""
-
-    name = "lmi"
 
     def __init__(
         self,
@@ -146,6 +143,7 @@ class LmiProtocol(Protocol):
         self._chats = LmiChats(model_name, chat_template, self._adapters, self._options.release)
 
     def parse(self, call: Call) -> ParsedCall:
+        """Raises UserError naming the field when the call can't be served as written."""
         body = _decode(call)
         if body.messages is not None:
             return self._chats.parse(call, body)

@@ -20,9 +20,7 @@ from lmi_server.dialects.base import (
     Call,
     HttpError,
     ParsedCall,
-    Protocol,
     Renderer,
-    Reply,
     no_adapters,
 )
 from lmi_server.dialects.openai.chat_output import ChatRenderer, ChatSseRenderer
@@ -49,7 +47,7 @@ from lmi_server.dialects.openai.completion_schema import (
     prompts_of,
     with_suffix,
 )
-from lmi_server.dialects.openai.errors import ModelNotFound, error_body, openai_error
+from lmi_server.dialects.openai.errors import ModelNotFound, error_body
 from lmi_server.dialects.openai.output import Answer
 from lmi_server.dialects.openai.schema import WITHIN, OpenAIBody, with_defaults
 from lmi_server.dialects.pooling import pooling_of
@@ -63,8 +61,8 @@ _POOLING_ROUTES = {"embed": "/v1/embeddings", "rerank": "/v1/rerank"}
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
-class OpenAIProtocol(Protocol):
-    name = "openai"
+class OpenAIProtocol:
+    """Parses the bodies of one model. UserError names the field that can't be served as written."""
 
     def __init__(
         self,
@@ -89,11 +87,6 @@ class OpenAIProtocol(Protocol):
         self._adapters = adapters
         self._pooling = pooling
         self._fingerprint = fingerprint
-
-    def parse(self, call: Call) -> ParsedCall:
-        """A body with messages is a chat, any other a completion."""
-        is_chat = b'"messages"' in call.body and b'"prompt"' not in call.body
-        return self.parse_chat(call) if is_chat else self.parse_completion(call)
 
     def parse_completion(self, call: Call) -> ParsedCall:
         check_content_type(call.content_type)
@@ -155,9 +148,6 @@ class OpenAIProtocol(Protocol):
             return ""
         served = ", ".join(map(repr, (self._model_name, *adapters)))
         raise ModelNotFound(name, f"{served} {verb} served here")
-
-    def error(self, error: Exception) -> Reply:
-        return openai_error(error)
 
     def _answer(
         self, answer_id: str, body: OpenAIBody, num_prompts: int, logprobs: int | None

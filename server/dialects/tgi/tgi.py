@@ -1,7 +1,7 @@
 """The TGI protocol: what a call to text-generation-inference asks of the engine.
 
 Calls are decoded at once, but checked in two steps with the server's own admission between them,
-and the second one needs the tokenizer; so this isn't a ``Protocol``: its dialect drives it.
+and the second one needs the tokenizer; so its dialect drives it.
 """
 
 from __future__ import annotations

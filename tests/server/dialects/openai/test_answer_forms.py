@@ -51,7 +51,7 @@ def parse(form: str = "hermes", reasoning: str | None = None, **fields: Any) -> 
     )
     protocol = OpenAIProtocol("m", template, decode=lambda ids: "")
     body = {"messages": [{"role": "user", "content": "Go"}], **fields}
-    return protocol.parse(Call(request_id="r", body=json.dumps(body).encode()))
+    return protocol.parse_chat(Call(request_id="r", body=json.dumps(body).encode()))
 
 
 def events(text: str) -> list[TokenEvent]:
@@ -335,11 +335,11 @@ def test_auto_choice_off() -> None:
     for choice in (None, "auto"):
         call = Call(request_id="r", body=json.dumps({**body, "tool_choice": choice}).encode())
         with pytest.raises(UserError, match='"auto" tool choice requires') as caught:
-            protocol.parse(call)
+            protocol.parse_chat(call)
         assert caught.value.field == "tool_choice"
     for choice in ("none", "required", WEATHER):
         call = Call(request_id="r", body=json.dumps({**body, "tool_choice": choice}).encode())
-        assert protocol.parse(call).requests
+        assert protocol.parse_chat(call).requests
 
 
 def test_the_options_name_every_parser() -> None:

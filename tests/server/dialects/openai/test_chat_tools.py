@@ -62,7 +62,7 @@ LLAMA = ChatTemplate({"default": "{{ tools }}<|python_tag|>{{ messages[0].conten
 def parse(template: ChatTemplate = HERMES, **fields: Any) -> ParsedCall:
     body = {"messages": MESSAGES, "tools": TOOLS, **fields}
     protocol = OpenAIProtocol("m", template, decode=lambda ids: "")
-    return protocol.parse(Call(request_id="r", body=json.dumps(body).encode()))
+    return protocol.parse_chat(Call(request_id="r", body=json.dumps(body).encode()))
 
 
 def prompt_of(template: ChatTemplate, **fields: Any) -> str:

@@ -33,7 +33,7 @@ PROTOCOL = OpenAIProtocol("m", TEMPLATE, decode=lambda ids: "".join(f"<{i}>" for
 
 def parse(body: dict[str, Any]) -> ParsedCall:
     call = Call(request_id="r", body=json.dumps(body).encode(), content_type="application/json")
-    return PROTOCOL.parse(call)
+    return PROTOCOL.parse_chat(call) if "messages" in body else PROTOCOL.parse_completion(call)
 
 
 def untimed(data: bytes) -> bytes:

@@ -166,7 +166,7 @@ def test_suffix() -> None:
 
     def prompt_of(body: dict[str, Any]) -> str | None:
         call = Call(request_id="r", body=json.dumps(body).encode())
-        return protocol.parse(call).requests[0].prompt
+        return protocol.parse_completion(call).requests[0].prompt
 
     asked = {"prompt": "a = {", "suffix": "}\n"}
     assert prompt_of(asked) == "<fim_prefix>a = {<fim_suffix>}\n<fim_middle>"
