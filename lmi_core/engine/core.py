@@ -45,7 +45,6 @@ from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.structured.banned_sequences import BannedSequences
 from lmi_core.structured.compiler import GrammarCompiler
 from lmi_core.structured.matcher import CompiledGrammar
-from lmi_core.text.framed_text import WholeText
 from lmi_core.text.stop import StopStrings, stop_strings
 
 _log = logging.getLogger(__name__)
@@ -154,18 +153,16 @@ class EngineCore:
         self._num_encoding += 1
         self._num_encoding_sequences += params.num_sequences
         try:
-            prompt = await self._intake.prompt(request)
+            prompt_ids, num_first = await self._intake.prompt(request)
             if handover is None:
-                self._check_num_tokens(len(prompt.ids), params.num_sequences)
-            else:
-                prompt = prompt._replace(num_first=handover.num_first)
-            compiled = await self._intake.compiled(params, prompt.ids, self._grammars)
+                self._check_num_tokens(len(prompt_ids), params.num_sequences)
+            compiled = await self._intake.compiled(params, prompt_ids, self._grammars)
             search = search_of(
                 params,
                 self._intake.end_ids(params),
                 self._runner.info,
-                num_prompt=len(prompt.ids),
-                max_len=self._intake.max_len(params, len(prompt.ids)),
+                num_prompt=len(prompt_ids),
+                max_len=self._intake.max_len(params, len(prompt_ids)),
                 bans=compiled if isinstance(compiled, BannedSequences) else None,
             )
             stops = await stop_strings(params.stop)
@@ -176,9 +173,9 @@ class EngineCore:
         self._check_accepting()
         self._check_id(request.request_id)
         if handover is None:
-            handover = self._prepared(request, prompt.ids, arrival_s)
-        self._admit(request, prompt, compiled, stops, biases, stream, handover, search)
-        stream.abort, stream.prompt_ids = partial(self.abort, request.request_id), prompt.ids
+            handover = self._prepared(request, prompt_ids, num_first, arrival_s)
+        self._admit(request, prompt_ids, compiled, stops, biases, stream, handover, search)
+        stream.abort, stream.prompt_ids = partial(self.abort, request.request_id), prompt_ids
 
     def abort(self, request_id: str, stream: EventStream | None = None) -> None:
         """End a request; does nothing when it has ended, or when ``stream`` isn't its own."""
@@ -247,7 +244,7 @@ class EngineCore:
             self._delivery.abort(request)
 
     def _prepared(
-        self, request: GenerationRequest, prompt_ids: list[int], arrival_s: float
+        self, request: GenerationRequest, prompt_ids: list[int], num_first: int, arrival_s: float
     ) -> Handover:
         """What comes with a request from elsewhere."""
         prefix_seed = request.cache_salt.encode()
@@ -259,12 +256,13 @@ class EngineCore:
             arrival_s=arrival_s,
             prefix_seed=prefix_seed,
             hashes=tuple(self._memory.hash_prompt(prompt_ids, prefix_seed)),
+            num_first=num_first,
         )
 
     def _admit(
         self,
         request: GenerationRequest,
-        prompt: WholeText,
+        prompt_ids: list[int],
         grammar: CompiledGrammar | None,
         stops: StopStrings | None,
         biases: LogitBiases | None,
@@ -275,7 +273,7 @@ class EngineCore:
         seed = request.params.seed
         active = ActiveRequest(
             request,
-            prompt.ids,
+            prompt_ids,
             adapter=self.adapters.find(request.adapter),
             prefix_seed=handover.prefix_seed,
             biases=biases,
@@ -291,12 +289,12 @@ class EngineCore:
         if self._head is not None:
             active.sequences[0].row_sum = RowSum(self._head.spec.rows)
             if self._head.spec.tells_pairs_apart:
-                active.sequences[0].num_first = prompt.num_first
+                active.sequences[0].num_first = handover.num_first
         if handover.is_resumed:
             resume(active, handover)
         else:
             self._totals.num_requests += 1
-            self._totals.num_prompt_tokens += len(prompt.ids)
+            self._totals.num_prompt_tokens += len(prompt_ids)
         self._delivery.open(active)
         hashes: list[bytes] = []
         if self._restore is not None and not handover.is_resumed:
