@@ -2,31 +2,48 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 from lmi_core.errors import ModelError
+from lmi_core.regular_file import check_regular, open_regular
 
 
-def read_text(path: Path) -> str:
-    """The content of a file; ModelError if it can't be read as UTF-8."""
+def check_readable(path: Path) -> None:
+    """Raise ModelError unless ``path`` is a regular file, or a link to one."""
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ModelError(f"Can't read {path}: {error}", field=path.name) from None
+        check_regular(path)
+    except OSError as error:
+        raise ModelError(f"{path} can't be read: {error.strerror}", field=path.name) from None
 
 
-def read_json_object(path: Path) -> dict[str, Any]:
-    """A file's JSON object, or ModelError."""
+def read_bytes(path: Path) -> bytes:
+    """The content of a file; ModelError if it isn't there or can't be read."""
     try:
-        values = json.loads(path.read_bytes())
+        with open_regular(path) as file:
+            return file.read()
     except FileNotFoundError:
         raise ModelError(
             f"{path} is missing: a model directory needs it", field=path.name
         ) from None
     except OSError as error:
         raise ModelError(f"{path} can't be read: {error.strerror}", field=path.name) from error
+
+
+def read_text(path: Path) -> str:
+    """The same as text; ModelError if it isn't UTF-8."""
+    try:
+        return io.TextIOWrapper(io.BytesIO(read_bytes(path)), encoding="utf-8").read()
+    except UnicodeDecodeError as error:
+        raise ModelError(f"{path} can't be read: {error}", field=path.name) from None
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """A file's JSON object, or ModelError."""
+    try:
+        values = json.loads(read_bytes(path))
     except (ValueError, RecursionError) as error:
         raise ModelError(f"{path} is not valid JSON: {error}", field=path.name) from error
     if not isinstance(values, dict):
@@ -38,4 +55,4 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 def read_json(path: Path) -> dict[str, Any]:
     """As ``read_json_object``; empty if there is no such file."""
-    return read_json_object(path) if path.is_file() else {}
+    return read_json_object(path) if path.exists() else {}

@@ -29,7 +29,8 @@ struct FileDescriptor {
 }  // namespace
 
 MappedFile::MappedFile(const std::string& path, bool huge_pages) : path_(path) {
-  const FileDescriptor file{open(path.c_str(), O_RDONLY | O_CLOEXEC)};
+  // Without waiting, as a FIFO would have it, for the check that refuses it.
+  const FileDescriptor file{open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
   LMI_CHECK(file.value >= 0, "can't open ", path, ": ", std::strerror(errno));
   struct stat status{};
   LMI_CHECK(fstat(file.value, &status) == 0, "can't read ", path, ": ", std::strerror(errno));

@@ -237,7 +237,7 @@ def _check_tokenizer(model: ModelConfig, directory: Path) -> None:
     """Transformers converts what has another form; that shows only with it."""
     from lmi_core.text.tokenizer import Tokenizer
 
-    if (directory / "tokenizer.json").is_file() or model.backend != "transformers":
+    if (directory / "tokenizer.json").exists() or model.backend != "transformers":
         Tokenizer.load(directory).close()
 
 

@@ -154,7 +154,7 @@ def load_tokenizer(asked: EngineConfig | FoundModel, vocab_size: int) -> Tokeniz
     if not isinstance(asked, EngineConfig) and asked.tokenizer is not None:
         return asked.tokenizer
     config = asked if isinstance(asked, EngineConfig) else asked.asked
-    is_stored = (config.model / "tokenizer.json").is_file()
+    is_stored = (config.model / "tokenizer.json").exists()
     if isinstance(config, TransformersConfig) and not is_stored:
         from lmi_core.runners.transformers.converted_tokenizer import convert_tokenizer
 

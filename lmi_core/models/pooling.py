@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lmi_core.errors import ModelError, UserError
+from lmi_core.json_file import read_bytes
 from lmi_core.weights.hf_config import HfConfig, UnsupportedSettingError
 
 Task = Literal["generate", "embed", "rerank"]
@@ -174,6 +175,6 @@ def _object(path: Path) -> Mapping[str, Any]:
 
 def _read(path: Path) -> Any:
     try:
-        return json.loads(path.read_bytes()) if path.is_file() else None
-    except (OSError, ValueError, RecursionError) as error:
+        return json.loads(read_bytes(path)) if path.exists() else None
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{path} is not valid JSON: {error}", field=path.name) from None

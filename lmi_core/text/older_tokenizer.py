@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lmi_core.errors import ModelError
+from lmi_core.json_file import read_bytes
 from lmi_core.text.gguf_tokenizer import PRE_TOKENIZERS, byte_level, tokenizer_files
 from lmi_core.text.sentencepiece_file import read_sentencepiece
 
@@ -47,7 +48,7 @@ OLDER_FILES = (_SENTENCEPIECE, _QWEN)
 
 
 def has_older_tokenizer(directory: Path) -> bool:
-    return any((directory / name).is_file() for name in OLDER_FILES)
+    return any((directory / name).exists() for name in OLDER_FILES)
 
 
 def older_tokenizer(directory: Path, config: Mapping[str, Any]) -> tuple[str, Content]:
@@ -55,7 +56,7 @@ def older_tokenizer(directory: Path, config: Mapping[str, Any]) -> tuple[str, Co
 
     Raises ModelError for a file that can't be read, naming it.
     """
-    is_qwen = (directory / _QWEN).is_file()
+    is_qwen = (directory / _QWEN).exists()
     path = directory / (_QWEN if is_qwen else _SENTENCEPIECE)
     name = "QWenTokenizer" if is_qwen else str(config.get("tokenizer_class"))
     kind = _CLASSES.get(name, _Class())
@@ -87,7 +88,7 @@ def _tiktoken(path: Path, pre: str) -> tuple[Content, Content]:
     """Two neighbours are merged where there is a token of both, that of the least rank first: BPE
     whose merges are all ways to put a token together from two."""
     try:
-        lines = [line.split() for line in path.read_bytes().splitlines() if line]
+        lines = [line.split() for line in read_bytes(path).splitlines() if line]
         ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in lines}
     except ValueError:
         raise ModelError(
@@ -126,7 +127,7 @@ def _add_tokens(content: Content, kind: _Class, directory: Path, config: Mapping
     tokens = {first + i: {"content": token} for i, token in enumerate(kind.added)}
     listed = directory / "added_tokens.json"
     try:
-        older = json.loads(listed.read_bytes()) if listed.is_file() else {}
+        older = json.loads(read_bytes(listed)) if listed.exists() else {}
         tokens |= {int(number): {"content": token} for token, number in older.items()}
         decoder = config.get("added_tokens_decoder") or {}
         tokens |= {int(number): token for number, token in decoder.items()}

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from lmi_core.errors import ModelError
+from lmi_core.json_file import read_bytes
 
 _PIECES, _TRAINER, _NORMALIZER = 1, 2, 3
 _PIECE, _SCORE, _TYPE = 1, 2, 3
@@ -55,7 +56,7 @@ def _read(path: Path) -> SentencePieceFile:
     types: list[int] = []
     trainer: dict[int, Any] = {}
     normalizer: dict[int, Any] = {}
-    for number, message in _fields(path.read_bytes()):
+    for number, message in _fields(read_bytes(path)):
         if number == _PIECES:
             piece = dict(_fields(message))
             pieces.append(piece[_PIECE].decode())

@@ -24,7 +24,7 @@ def template_files(directory: Path) -> dict[str, Path]:
     named = sorted((directory / "additional_chat_templates").glob("*.jinja"))
     files = {path.stem: path for path in named}
     main = directory / "chat_template.jinja"
-    if main.is_file():
+    if main.exists():
         files["default"] = main
     return files
 

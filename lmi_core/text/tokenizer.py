@@ -17,7 +17,7 @@ import numpy.typing as npt
 import tokenizers
 
 from lmi_core.errors import ModelError, UserError
-from lmi_core.json_file import read_json
+from lmi_core.json_file import check_readable, read_json
 from lmi_core.sandbox.pool import Limits, shared_pool
 from lmi_core.text.added_tokens import AddedTokens
 from lmi_core.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
@@ -96,10 +96,12 @@ class Tokenizer:
         config = read_json(directory / "tokenizer_config.json")
         path = directory / "tokenizer.json"
         content = None
-        if not path.is_file():
+        if not path.exists():
             if not has_older_tokenizer(directory):
                 raise ModelError(_missing_tokenizer(directory), field="tokenizer.json")
             content, config = older_tokenizer(directory, config)
+        else:
+            check_readable(path)
         try:
             if content is None:
                 backend = tokenizers.Tokenizer.from_file(str(path))

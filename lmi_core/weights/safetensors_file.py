@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from lmi_core.errors import ModelError
+from lmi_core.regular_file import open_regular
 
 MAX_HEADER_BYTES = 100_000_000
 _LFS_POINTER = b"version "
@@ -54,7 +55,7 @@ class TensorInfo:
 def read_header(path: Path) -> dict[str, TensorInfo]:
     """The tensors of a file by name, checked; raises ModelError naming the file and the fault."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             file_bytes = os.fstat(file.fileno()).st_size
             header, data_start = _read_header_bytes(path, file.read(8), file.read, file_bytes)
     except OSError as error:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from lmi_core.errors import ModelError
+from lmi_core.regular_file import open_regular
 from lmi_core.weights.safetensors_file import DTYPE_BITS, TensorInfo, check_is_no_pointer
 
 _MAGIC, _PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
@@ -96,7 +97,7 @@ def read_torch_file(path: Path) -> dict[str, TensorInfo]:
     """The tensors of a file by name; raises ModelError, naming the file, for what isn't a mapping
     of names to tensors, is damaged, or has tensors whose elements aren't in order."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             head = file.read(8)
             check_is_no_pointer(path, head)
             file.seek(0)

@@ -232,7 +232,7 @@ def test_an_unknown_level_in_the_environment(
     ("path", "message"),
     [
         ("/no/such/model", "/no/such/model: is neither a path that exists"),
-        (__file__, f"{__file__}: is a file; give a directory"),
+        (__file__, f"{__file__}: isn't a directory; give one"),
     ],
 )
 def test_a_model_that_is_not_there(

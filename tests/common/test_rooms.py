@@ -10,7 +10,8 @@ import pytest
 
 REPOSITORY = Path(__file__).parents[2]
 ROOT = REPOSITORY / "lmi_core"
-BELOW_ALL = {"errors", "json_file", "progress", "units", "user_cache", "version", "_native"}
+BELOW_ALL = {"errors", "json_file", "progress", "regular_file", "units"}
+BELOW_ALL |= {"user_cache", "version", "_native"}
 FROM_THE_GROUND = (
     {"sandbox", "settings"},
     {"text", "structured", "tools"},

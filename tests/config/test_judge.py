@@ -1,10 +1,13 @@
 """One judge: what stops ``serve`` makes ``explain`` refuse, and what that lets pass is served."""
 
 import asyncio
+import contextlib
 import importlib.util
 import io
 import json
+import os
 import shutil
+import socket
 
 import pytest
 
@@ -16,6 +19,7 @@ from lmi_core.config.targets.host import Host
 from lmi_core.config.targets.launch import prepare_model
 from lmi_core.engine.engine import Engine
 from lmi_core.errors import ConfigError, UserError
+from lmi_core.weights.safetensors_file import read_header
 from lmi_server.models.loading import build_options, server_options
 from tests.checkpoints import cached_checkpoint
 from tests.lora_adapters import cached_adapter
@@ -33,6 +37,14 @@ def remove(name):
 
 def write(name, text):
     return lambda model: (model / name).write_text(text)
+
+
+def fifo(name):
+    def change(model):
+        (model / name).unlink(missing_ok=True)
+        os.mkfifo(model / name)
+
+    return change
 
 
 def configure(**values):
@@ -132,6 +144,16 @@ BROKEN = {
         ("--trust-remote-code",),
         "none comes with it",
     ),
+} | {
+    f"a FIFO for {name}": (
+        fifo(name),
+        (),
+        f"{name} can't be read: it is a FIFO, not a regular file",
+    )
+    for name in (
+        *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"),
+        *("chat_template.jinja", "model.safetensors"),
+    )
 }
 
 
@@ -175,6 +197,35 @@ def test_what_serve_refuses_explain_refuses(case, model, monkeypatch):
     if not examine(argv, NO_CACHE, HERE).errors:
         with pytest.raises(UserError):
             serve(*argv)
+
+
+@pytest.mark.parametrize("kind", ["a FIFO", "a socket", "a device", "a directory"])
+@pytest.mark.parametrize("name", ["model.gguf", "model-00002-of-00002.safetensors"])
+def test_weights_that_are_no_regular_file(model, monkeypatch, kind, name):
+    path = model / name
+    stored = (model / "model.safetensors").rename(model / "model-00001-of-00002.safetensors")
+    names = read_header(stored)
+    weight_map = dict.fromkeys(names, stored.name) | {next(iter(names)): path.name}
+    index = {"weight_map": weight_map}
+    (model / "model.safetensors.index.json").write_text(json.dumps(index))
+    if name.endswith(".gguf"):
+        shutil.rmtree(model)
+        model.mkdir()
+    with contextlib.ExitStack() as stack:
+        if kind == "a FIFO":
+            os.mkfifo(path)
+        elif kind == "a socket":
+            monkeypatch.chdir(model)  # a socket's path may be short only
+            stack.enter_context(socket.socket(socket.AF_UNIX)).bind(name)
+        elif kind == "a device":
+            path.symlink_to("/dev/zero")
+        else:
+            path.mkdir()
+        is_named = name.endswith(".gguf") and kind != "a directory"
+        for place in (model, path) if is_named else (model,):
+            code, text = explain(str(place))
+            refused = text.partition("\nrefused\n")[2]
+            assert (code, refused.count(f"{name} can't be read: it is {kind}")) == (2, 1), text
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -53,6 +54,11 @@ TEST(mapped_file_checks_ranges) {
 TEST(mapped_file_says_why_it_cannot_map) {
   EXPECT_ERROR(MappedFile("/nonexistent/file"), "can't open /nonexistent/file: No such file");
   EXPECT_ERROR(MappedFile("/tmp"), "/tmp is not a regular file");
+  const TemporaryFile file("");
+  const std::string pipe = file.path() + ".pipe";
+  EXPECT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  EXPECT_ERROR(MappedFile(pipe, false), pipe + " is not a regular file");
+  unlink(pipe.c_str());
   const TemporaryFile empty("");
   EXPECT_EQ(MappedFile(empty.path()).size(), 0);
 }

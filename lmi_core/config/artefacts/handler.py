@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lmi_core.errors import ModelError
+from lmi_core.regular_file import open_regular
 
 _MAX_BYTES = 1 << 20
 _ADAPTER_FUNCTIONS = ("register_adapter", "unregister_adapter", "update_adapter")
@@ -72,7 +73,8 @@ def read_handler(
 
 def _parse(path: Path) -> ast.Module:
     try:
-        text = path.read_bytes()
+        with open_regular(path) as file:
+            text = file.read()
     except OSError as error:
         raise ModelError(f"handler {path} can't be read ({error.strerror or error})") from None
     if len(text) > _MAX_BYTES:

@@ -7,10 +7,12 @@ from pathlib import Path
 
 from lmi_core.config.paths import is_file
 from lmi_core.errors import ModelError
-from lmi_core.json_file import read_json_object
+from lmi_core.json_file import check_readable, read_json_object
 from lmi_core.weights.checkpoint import read_checkpoint
 from lmi_core.weights.hf_config import check_directory
 
+_OPENED = (".json", ".txt", ".model", ".jinja", ".py")
+"""What files are called that libraries open by themselves."""
 Check = Callable[[Path], None]
 """Raises ModelError, naming the file, for a directory whose files can't be loaded."""
 
@@ -22,6 +24,9 @@ def check_model(directory: Path) -> None:
     """
     check_directory(directory)
     read_json_object(directory / "config.json")
+    for path in sorted(directory.iterdir()):
+        if path.suffix in _OPENED and path.exists() and not path.is_dir():
+            check_readable(path)
     read_checkpoint(directory)
 
 

@@ -114,14 +114,14 @@ def _named(text: str, archives: Archives, problems: Problems) -> Listed | None:
             return Listed(ModelEntry(text, name_of(path.stem), text), None, (setting,))
         if path.is_file() and is_archive(path.name):
             return list_entry(ModelEntry(text, name_of(text), text), archives, problems)
-        if path.is_file() and path.suffix != ".properties":
+        if not path.is_dir() and path.suffix != ".properties":
             problems.error(
                 text,
-                "is a file; give a directory, a serving.properties, a GGUF file or an archive "
+                "isn't a directory; give one, a serving.properties, a GGUF file or an archive "
                 f"({', '.join(SUFFIXES)})",
             )
             return None
-        directory = path.parent if path.is_file() else path
+        directory = path if path.is_dir() else path.parent
         name = name_of(str(directory.absolute()))
         return Listed(ModelEntry(str(directory), name, text), directory)
     if text.startswith("s3://") or (HUB_NAME.fullmatch(text) and not text.startswith(".")):

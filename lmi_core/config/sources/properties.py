@@ -14,6 +14,7 @@ from pathlib import Path
 from lmi_core.config.paths import is_file
 from lmi_core.config.problem import Problems
 from lmi_core.config.sources.origin import Rank, Setting
+from lmi_core.regular_file import open_regular
 
 MAX_FILE_BYTES = 1 << 20
 
@@ -31,7 +32,7 @@ def read_properties(path: Path, rank: Rank, problems: Problems) -> list[Setting]
     A file that can't be read is a warning, as in the reference; malformed escapes are errors.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             data = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         problems.warn(str(path), f"can't be read ({error.strerror or error}); it is not used")

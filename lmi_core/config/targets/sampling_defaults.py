@@ -34,7 +34,7 @@ def sampling_defaults(model: ModelConfig, directory: Path) -> dict[str, float]:
     if where == "vllm":
         return {}
     path = (directory if where == "auto" else Path(str(where))) / FILE
-    if not path.is_file():
+    if not path.exists():
         if where == "auto":
             return {}
         raise UserError(

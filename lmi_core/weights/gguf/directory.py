@@ -26,9 +26,10 @@ _MAX_STEM = 40
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether ``path`` is a file of that name, in whatever case; what can't be a path isn't."""
+    """Whether ``path`` is something of that name, in whatever case, but a directory; what can't be
+    a path isn't."""
     try:
-        return path.match(PATTERN) and path.is_file()
+        return path.match(PATTERN) and path.exists() and not path.is_dir()
     except (OSError, ValueError):
         return False
 

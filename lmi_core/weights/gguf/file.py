@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from lmi_core import _native
 from lmi_core.errors import ModelError
+from lmi_core.regular_file import check_regular
 from lmi_core.weights.gguf.names import PATTERN, SPLIT_NAME, is_later_part
 from lmi_core.weights.gguf.types import OTHER_TYPES, TYPES
 from lmi_core.weights.safetensors_file import TensorInfo
@@ -106,7 +107,7 @@ def _other_parts(path: Path, metadata: Mapping[str, Any], count: object) -> list
             field="model",
         )
     names = [f"{match[1]}{number:05}{match[3]}" for number in range(2, count + 1)]
-    missing = [name for name in names if not (path.parent / name).is_file()]
+    missing = [name for name in names if not (path.parent / name).exists()]
     if missing:
         raise ModelError(
             f"{path.parent} lacks {len(missing)} of {count} parts of the model: "
@@ -118,7 +119,7 @@ def _other_parts(path: Path, metadata: Mapping[str, Any], count: object) -> list
 
 def _read_part(path: Path) -> GgufFile:
     try:
-        path.stat()
+        check_regular(path)
         file = _native.MappedFile(str(path))
     except (OSError, _native.NativeError) as error:
         reason = getattr(error, "strerror", None) or error

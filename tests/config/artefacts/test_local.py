@@ -34,8 +34,18 @@ def test_an_index_lists_the_shards(tmp_path, write_model):
 )
 def test_a_broken_index_is_named(tmp_path, write_model, index):
     directory = write_model(tmp_path)
+    (directory / "model.safetensors").rename(directory / "a.safetensors")
     (directory / "model.safetensors.index.json").write_text(index)
     with pytest.raises(ModelError, match=r"model\.safetensors\.index\.json"):
+        check_model(directory)
+
+
+def test_a_file_that_libraries_would_wait_for(tmp_path, write_model):
+    directory = write_model(tmp_path)
+    (directory / "notes.txt").symlink_to("nowhere")
+    check_model(directory)
+    os.mkfifo(directory / "vocab.txt")
+    with pytest.raises(ModelError, match=r"vocab\.txt can't be read: it is a FIFO, not a regular"):
         check_model(directory)
 
 
