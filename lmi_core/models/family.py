@@ -368,11 +368,11 @@ def ropes_by_type(
     ``rope_scaling`` are those of global layers, and ``rope_local_base_freq`` is the theta of
     local ones. ``thetas``, of local and global ones, are the family's where the file has none."""
     positions = config.integer("max_position_embeddings", max_positions)
-    if "rope_parameters" not in config.values:
+    if config.values.get("rope_parameters") is None:
         theta = config.get("rope_theta", thetas[1])
         local_theta = config.get("rope_local_base_freq", config.get("rope_theta", thetas[0]))
         by_type = {
-            "full_attention": {**(config.get("rope_scaling") or {}), "rope_theta": theta},
+            "full_attention": {**config.settings("rope_scaling"), "rope_theta": theta},
             "sliding_attention": {"rope_theta": local_theta},
         }
         rest = {key: value for key, value in config.values.items() if key != "rope_scaling"}

@@ -71,7 +71,6 @@ class LoadedModel:
     quantize: str | None
     """What the layers' matrices are, also where the checkpoint had them so."""
     eos_token_ids: tuple[int, ...]
-    bos_token_id: int | None
     pooling: PoolingSpec | None = None
     """What its prompts are pooled to; None: it generates."""
     head: PoolingHead | None = None
@@ -310,7 +309,6 @@ def load_weights(
         dtype=weight_format,
         quantize=made or packing.kept_format,
         eos_token_ids=config.eos_token_ids,
-        bos_token_id=config.bos_token_id,
         pooling=found.pooling,
         head=head,
         slicing=slicing,

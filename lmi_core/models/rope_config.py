@@ -27,7 +27,7 @@ def override_rope(config: HfConfig, asked: EngineConfig) -> HfConfig:
     kind, factor, theta = asked.rope_scaling, asked.rope_factor, asked.rope_theta
     if kind is None and factor is None and theta is None:
         return config
-    _, values = _rope_values(config)
+    _, values = rope_values(config)
     if kind is not None or factor is not None:
         own = values.get("rope_theta", config.get("rope_theta"))
         values = {"rope_type": kind or "linear", "factor": factor or 1.0}
@@ -55,7 +55,7 @@ def rope_spec(
     them. ``partial_default`` is the share of a head that is rotated, where the file has none, and
     ``theta_default`` is theta.
     """
-    key, values = _rope_values(config, layer_type)
+    key, values = rope_values(config, layer_type)
     kind = values.get("rope_type", values.get("type", "default"))
     kind = _OLD_KINDS.get(kind, kind) if isinstance(kind, str) else kind
     if kind not in KINDS:
@@ -125,7 +125,9 @@ class _Reader:
 _KEYS = ("rope_scaling", "rope_parameters")
 
 
-def _rope_values(config: HfConfig, layer_type: str | None = None) -> tuple[str, dict[str, Any]]:
+def rope_values(config: HfConfig, layer_type: str | None = None) -> tuple[str, dict[str, Any]]:
+    """The key under which a configuration has its rotary settings, for layers of a type where they
+    differ, and these."""
     for key in _KEYS:
         values = config.values.get(key)
         if values is None or values == {}:
@@ -219,7 +221,7 @@ def _factors(spec: _Reader, name: str, count: int) -> tuple[float, ...]:
 def yarn_score_scale(config: HfConfig, rope: RopeSpec) -> float:
     """What attention scores are multiplied by besides, where the settings of DeepSeek's models say
     so."""
-    key, values = _rope_values(config)
+    key, values = rope_values(config)
     if rope.kind == "default" or not values.get("mscale_all_dim"):
         return 1.0
     all_dim = _Reader(config, key, values).number("mscale_all_dim", None)

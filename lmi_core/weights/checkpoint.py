@@ -16,7 +16,7 @@ from lmi_core.weights.quantized.settings import QuantizationSettings, read_setti
 from lmi_core.weights.safetensors_file import TensorInfo, read_header
 from lmi_core.weights.torch_file import read_torch_file
 
-INDEX_NAME = "model.safetensors.index.json"
+NAME, INDEX_NAME = "model.safetensors", "model.safetensors.index.json"
 PICKLED_NAME, PICKLED_INDEX_NAME = "pytorch_model.bin", "pytorch_model.bin.index.json"
 _CONVERT_PICKLE = (
     'python -c "from transformers import AutoModelForCausalLM as M; '
@@ -77,21 +77,21 @@ class Checkpoint:
 def read_checkpoint(directory: Path) -> dict[str, TensorInfo]:
     """Every tensor of a model directory by name.
 
-    Sharded checkpoints follow model.safetensors.index.json; otherwise model.safetensors is read, as
-    it is where all shards of the index are gone, or the only ``*.safetensors`` file there is. Where
-    there is none, so are pytorch_model.bin and its index, or a GGUF file. Raises ModelError when
-    there is neither, when a shard is missing or when the index and the shards disagree.
+    That is model.safetensors; without it, the shards that model.safetensors.index.json lists, or
+    the only ``*.safetensors`` file there is. Where there is none, it is pytorch_model.bin, or the
+    shards of its index, or a GGUF file. A whole file comes before an index, as in Transformers.
+    Raises ModelError when there is neither, when a shard is missing or when the index and the
+    shards disagree.
     """
-    index = directory / INDEX_NAME
-    if index.exists():
-        return _read_sharded(index, "safetensors", read_header)
     files = sorted(directory.glob("*.safetensors"))
-    if (directory / "model.safetensors") in files:
-        files = [directory / "model.safetensors"]
-    if not files and (directory / PICKLED_INDEX_NAME).exists():
-        return _read_sharded(directory / PICKLED_INDEX_NAME, "bin", read_torch_file)
+    if (directory / NAME) in files:
+        return read_header(directory / NAME)
+    if (directory / INDEX_NAME).exists():
+        return _read_sharded(directory / INDEX_NAME, "safetensors", read_header)
     if not files and (directory / PICKLED_NAME).exists():
         return read_torch_file(directory / PICKLED_NAME)
+    if not files and (directory / PICKLED_INDEX_NAME).exists():
+        return _read_sharded(directory / PICKLED_INDEX_NAME, "bin", read_torch_file)
     if not files and any(directory.glob(GGUF_PATTERN)):
         return _read_gguf(directory)
     if not files:
@@ -127,9 +127,6 @@ def _read_sharded(
     weight_map = _read_weight_map(index, suffix)
     files = sorted(set(weight_map.values()))
     missing = [name for name in files if not (index.parent / name).exists()]
-    whole = index.with_name(index.name.removesuffix(".index.json"))
-    if missing == files and whole.is_file():
-        return read(whole)
     if missing:
         raise ModelError(
             f"{index.parent} lacks {len(missing)} of {len(files)} shards: {', '.join(missing)}; "

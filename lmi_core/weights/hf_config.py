@@ -33,7 +33,6 @@ class HfConfig:
     values: dict[str, Any]
     eos_token_ids: tuple[int, ...] = ()
     """Union of both files' ids, ascending."""
-    bos_token_id: int | None = None
     keys: Mapping[str, str] = field(default_factory=dict)
     """What the family calls a key, where that isn't what most do."""
 
@@ -145,10 +144,8 @@ def read_hf_config(directory: Path) -> HfConfig:
     values = read_json_object(path)
     generation_path = directory / "generation_config.json"
     generation = read_json_object(generation_path) if generation_path.exists() else {}
-    eos_ids = _token_ids(path, "eos_token_id", values)
-    eos_ids += _token_ids(generation_path, "eos_token_id", generation)
-    bos_ids = _token_ids(path, "bos_token_id", values)
-    return HfConfig(path, values, tuple(sorted(set(eos_ids))), bos_ids[0] if bos_ids else None)
+    eos_ids = [*_eos_ids(path, values), *_eos_ids(generation_path, generation)]
+    return HfConfig(path, values, tuple(sorted(set(eos_ids))))
 
 
 def check_directory(directory: Path) -> None:
@@ -170,13 +167,13 @@ def check_directory(directory: Path) -> None:
     )
 
 
-def _token_ids(path: Path, key: str, values: dict[str, Any]) -> list[int]:
-    value = values.get(key)
+def _eos_ids(path: Path, values: dict[str, Any]) -> list[int]:
+    value = values.get("eos_token_id")
     ids = list(value) if isinstance(value, list) else [] if value is None else [value]
     for token_id in ids:
         if isinstance(token_id, bool) or not isinstance(token_id, int) or token_id < 0:
             raise ModelError(
-                f"{path}: {key} is {value!r}, but must be a token id >= 0 or a list of them",
-                field=key,
+                f"{path}: eos_token_id is {value!r}, but must be a token id >= 0 or a list of them",
+                field="eos_token_id",
             )
     return ids

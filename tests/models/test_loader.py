@@ -17,6 +17,7 @@ from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.errors import EngineError, ModelError
 from lmi_core.models.loader import LoadedModel, find_model, load_model
 from lmi_core.settings.engine_config import EngineConfig
+from lmi_core.weights.checkpoint import read_checkpoint
 from tests.checkpoints import cached_checkpoint
 
 torch = pytest.importorskip("torch")
@@ -278,6 +279,17 @@ def test_an_index_of_shards_that_were_merged(sharded: Path) -> None:
         shard.unlink()
     safetensors_torch.save_file(tensors, sharded / "model.safetensors")
     assert load(sharded).spec.num_layers == 3
+
+
+def test_a_whole_file_comes_before_an_index(sharded: Path) -> None:
+    tensors = stored(sharded)
+    tensors["lm_head.weight"] = -tensors["lm_head.weight"]
+    safetensors_torch.save_file(tensors, sharded / "model.safetensors")
+    read = read_checkpoint(sharded)
+    assert {tensor.path.name for tensor in read.values()} == {"model.safetensors"}
+    transformers = pytest.importorskip("transformers")
+    reference = transformers.AutoModelForCausalLM.from_pretrained(sharded, dtype="bfloat16")
+    assert torch.equal(reference.lm_head.weight, tensors["lm_head.weight"])
 
 
 def test_a_single_file_of_another_name(edited: Callable[..., Path]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,6 @@ def test_saved_configurations_keep_their_meaning(variant: str) -> None:
     assert spec.ropes[0].kind == extra.get("rope_parameters", {}).get("rope_type", "default")
     assert spec.attention.qk_norm == ("head" if model_type == "qwen3" else "")
     assert config.eos_token_ids == (1,)
-    assert config.bos_token_id == 0
 
 
 @pytest.mark.parametrize(
@@ -264,18 +264,54 @@ def test_older_files_of_gemma_3_say_theta_by_other_keys(tmp_path: Path) -> None:
     assert ropes == [(10000.0, "default", 1.0)] * 5 + [(1000000.0, "linear", 8.0)]
 
 
-def test_older_files_of_phi_3_have_other_names_of_long_rope(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["su", "yarn"])
+def test_older_files_of_phi_3_have_other_names_of_long_rope(tmp_path: Path, name: str) -> None:
     spec = spec_of_family(
         tmp_path,
         architectures=["Phi3ForCausalLM"],
         max_position_embeddings=131072,
         original_max_position_embeddings=4096,
-        rope_scaling={"type": "su", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8},
+        rope_scaling={"type": name, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8},
     )
     rope = spec.ropes[0]
     assert (rope.kind, rope.factor, rope.original_max_positions) == ("longrope", 32.0, 4096)
     assert rope.attention_factor == pytest.approx((1 + 5 / 12) ** 0.5)
     assert spec.max_positions == 131072
+
+
+@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
+def test_phi_3_has_the_original_length_beside_its_rotary_settings(tmp_path: Path, key: str) -> None:
+    rope = {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+    values = {"architectures": ["Phi3ForCausalLM"], "max_position_embeddings": 32768, key: rope}
+    assert spec_of_family(tmp_path, **values).ropes[0].factor == 8.0
+    rope["original_max_position_embeddings"] = 8192
+    with pytest.raises(ModelError, match=f"{key}.original_max_position_embeddings is 8192, but"):
+        spec_of_family(tmp_path, **values)
+    values["original_max_position_embeddings"] = 2048
+    assert spec_of_family(tmp_path, **values).ropes[0].factor == 16.0
+
+
+def test_rotary_settings_that_are_null_are_absent(tmp_path: Path) -> None:
+    nothing = {"rope_parameters": None, "rope_scaling": None}
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "num_key_value_heads": 4}
+    for architecture in ("GptOssForCausalLM", "Gemma3ForCausalLM", "Olmo3ForCausalLM"):
+        values = {"architectures": [architecture], **experts}
+        absent = spec_of_family(tmp_path, **values)
+        assert spec_of_family(tmp_path, **values, **nothing) == absent
+        if architecture.startswith("GptOss"):
+            assert absent.ropes[0].factor == 32
+
+
+def test_settings_that_transformers_does_not_read_are_told(tmp_path: Path) -> None:
+    gemma = {"architectures": ["Gemma3ForCausalLM"]}
+    spec = spec_of_family(tmp_path, **gemma, attn_logit_softcapping=50.0)
+    assert spec.notes[0].startswith("attn_logit_softcapping is 50, but scores aren't capped")
+    assert replace(spec, notes=()) == spec_of_family(tmp_path, **gemma)
+    mpt = {"architectures": ["MptForCausalLM"], "d_model": 64, "n_layers": 2, "n_heads": 4}
+    spec = spec_of_family(tmp_path, **mpt, attn_config={"alibi_bias_max": 16})
+    assert spec.attention.slopes == (2.0**-4, 2.0**-8, 2.0**-12, 2.0**-16)
+    assert "alibi_bias_max is 16" in spec.notes[0]
+    assert not spec_of_family(tmp_path, **mpt, attn_config={"alibi_bias_max": 8}).notes
 
 
 def test_gemmas_that_say_gelu_mean_its_approximation(tmp_path: Path) -> None:

@@ -17,26 +17,23 @@ NAMES = WeightNames(
 )
 
 
-def windowed_attention(
-    config: HfConfig, local: tuple[bool, ...], *, soft_cap: float, **changes: Any
-) -> AttentionSpec:
-    """Attention with a window in the layers that are ``local``; ``soft_cap`` is the family's where
-    config.json has none, ``changes`` are fields of the spec."""
+def windowed_attention(config: HfConfig, local: tuple[bool, ...], **changes: Any) -> AttentionSpec:
+    """Attention with a window in the layers that are ``local``; ``changes``: fields of the spec."""
     return gemma_attention(
         config,
         num_kv_heads=config.integer("num_key_value_heads", 4),
         windows=local_windows(config, local, 4096),
         scale=config.number("query_pre_attn_scalar", 256) ** -0.5,
-        soft_cap=config.optional_number("attn_logit_softcapping", soft_cap),
         **changes,
     )
 
 
 def read_spec(config: HfConfig) -> DecoderSpec:
+    cap = config.optional_number("attn_logit_softcapping", 50.0)
     return gemma_decoder(
         config,
         "gemma2",
-        windowed_attention(config, local_layers(config, 2), soft_cap=50.0),
+        windowed_attention(config, local_layers(config, 2), soft_cap=cap),
         max_positions=8192,
         logit_soft_cap=config.optional_number("final_logit_softcapping", 30.0),
         names=NAMES,

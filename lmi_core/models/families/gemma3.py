@@ -11,7 +11,11 @@ from lmi_core.weights.hf_config import HfConfig
 
 def read_spec(config: HfConfig) -> DecoderSpec:
     local = local_layers(config, config.integer("sliding_window_pattern", 6))
-    attention = windowed_attention(config, local, soft_cap=0.0, qk_norm="head")
+    attention = windowed_attention(config, local, qk_norm="head")
+    cap = config.optional_number("attn_logit_softcapping", 0.0)
+    note = (
+        f"attn_logit_softcapping is {cap:g}, but scores aren't capped, as in Transformers' Gemma 3"
+    )
     return gemma_decoder(
         config,
         "gemma3",
@@ -20,6 +24,7 @@ def read_spec(config: HfConfig) -> DecoderSpec:
         ropes=ropes_by_type(config, attention, local, 131072, thetas=(10000.0, 1000000.0)),
         logit_soft_cap=config.optional_number("final_logit_softcapping", 0.0),
         names=NAMES,
+        notes=(note,) if cap else (),
     )
 
 

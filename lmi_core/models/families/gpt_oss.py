@@ -25,8 +25,8 @@ _ROPE |= {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
 
 
 def read_spec(config: HfConfig) -> DecoderSpec:
-    if "rope_parameters" not in config.values:
-        config = replace(config, values={"rope_scaling": _ROPE, **config.values})
+    if config.values.get("rope_parameters") is None and not config.values.get("rope_scaling"):
+        config = replace(config, values={**config.values, "rope_parameters": _ROPE})
     config.require("swiglu_limit", 7.0)
     config.require("swiglu_alpha", 1.702)
     bias = config.boolean("attention_bias", True)

@@ -18,6 +18,7 @@ from lmi_core.weights.hf_config import HfConfig
 
 KEYS = {"hidden_size": "d_model", "num_hidden_layers": "n_layers", "num_attention_heads": "n_heads"}
 KEYS |= {"max_position_embeddings": "max_seq_len", "rms_norm_eps": "layer_norm_epsilon"}
+_MOST = 8.0
 NAMES = WeightNames(
     embedding="transformer.wte.weight",
     final_norm="transformer.norm_f.weight",
@@ -37,12 +38,17 @@ def read_spec(config: HfConfig) -> DecoderSpec:
     settings = replace(config, values=config.settings("attn_config"))
     for key, wanted in (("alibi", True), ("qk_ln", False), ("prefix_lm", False)):
         settings.require(key, wanted)
+    most = settings.number("alibi_bias_max", _MOST)
+    note = (
+        f"attn_config.alibi_bias_max is {most:g}, by which positions count as in the model's "
+        f"training; Transformers' MPT takes {_MOST:g} whatever it is"
+    )
     attention = attention_spec(
         config,
         num_kv_heads=heads,
         scale=settings.optional_number("softmax_scale", 0.0) or default_head_dim(config) ** -0.5,
         clip=settings.optional_number("clip_qkv", 0.0),
-        slopes=alibi_slopes(heads, settings.number("alibi_bias_max", 8)),
+        slopes=alibi_slopes(heads, most),
     )
     return decoder_spec(
         config,
@@ -54,6 +60,7 @@ def read_spec(config: HfConfig) -> DecoderSpec:
         tied=True,
         norm=norm_spec(config, eps=1e-5, kind="layer", bias=not config.boolean("no_bias", True)),
         names=NAMES,
+        notes=(note,) if most != _MOST else (),
     )
 
 

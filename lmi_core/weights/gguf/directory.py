@@ -17,7 +17,7 @@ from lmi_core.weights.gguf.names import PATTERN, is_later_part
 if TYPE_CHECKING:
     from lmi_core.weights.gguf.file import GgufFile
 
-_VERSION = 2
+_VERSION = 3
 """Of what is written; counted up when that changes."""
 _MAX_DIRECTORIES = 64
 """Older ones are removed."""

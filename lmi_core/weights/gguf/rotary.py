@@ -13,6 +13,7 @@ from lmi_core.weights.gguf.file import fault
 from lmi_core.weights.gguf.metadata import Metadata
 from lmi_core.weights.safetensors_file import TensorInfo
 
+_ORIGINAL = "original_max_position_embeddings"
 _SCALINGS = ("none", "linear", "yarn")
 
 
@@ -24,6 +25,8 @@ def rotary(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
         settings["partial_rotary_factor"] = rotated / head_dim
     if (scaling := scaling_of(metadata, config)) is not None:
         settings["rope_scaling"] = scaling
+        if (original := scaling.get(_ORIGINAL)) is not None:
+            settings[_ORIGINAL] = int(original)  # where Phi-3 has it
     return settings
 
 
@@ -50,7 +53,7 @@ def scaling_of(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any] 
             "short_factor": short,
             "long_factor": long,
             "attention_factor": metadata.number("rope.scaling.attn_factor") or 1.0,
-            "original_max_position_embeddings": original or config["max_position_embeddings"],
+            _ORIGINAL: original or config["max_position_embeddings"],
         }
     kind = str(metadata.get("rope.scaling.type") or ("linear" if linear else "none"))
     factor = factor or linear
@@ -65,7 +68,7 @@ def scaling_of(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any] 
     scaling = {"rope_type": kind, "factor": factor}
     if kind == "yarn":
         if original:
-            scaling["original_max_position_embeddings"] = original
+            scaling[_ORIGINAL] = original
         for name in ("beta_fast", "beta_slow"):
             if (value := metadata.number(f"rope.scaling.yarn_{name}")) is not None:
                 scaling[name] = value
