@@ -12,8 +12,10 @@ import errno
 import io
 import os
 import re
+import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
@@ -85,6 +87,20 @@ def _fail(error: Exception, text: str, exit_code: int) -> int:
         raise error
     print(f"lmi: {' '.join(text.split())}", file=sys.stderr)
     return exit_code
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends what runs in order, so that nothing unfinished is left."""
+
+    def end(number: int, frame: object) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def launcher() -> int:
@@ -199,7 +215,10 @@ def _serve(argv: list[str]) -> int:
         return 0
     from lmi_server.command import serve
 
-    return serve(argv, DEMO_MODEL)
+    # Before the server has handlers of its own, archives may be fetched, whose parts are to go; and
+    # a container's first process hears of no signal that it doesn't handle.
+    with _ended_by_sigterm():
+        return serve(argv, DEMO_MODEL)
 
 
 def _launch(argv: list[str]) -> int:
@@ -263,7 +282,8 @@ def _quantize(argv: list[str]) -> int:
     )
     add_arguments(parser)
     args, flags = parse_arguments(parser, argv, num_words=2)
-    return quantize(args, flags, DEMO_MODEL)
+    with _ended_by_sigterm():
+        return quantize(args, flags, DEMO_MODEL)
 
 
 def _doctor(argv: list[str]) -> int:

@@ -5,12 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
 
 from lmi_core.config.explain import as_json
 from lmi_core.config.resolve import examine, resolve
@@ -31,26 +28,6 @@ def serve(argv: Sequence[str], default_model: Path) -> int:
 
     A busy port is reported before anything is fetched.
     """
-    with _ended_by_sigterm():
-        return _serve(argv, default_model)
-
-
-@contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """Before the server has handlers of its own, archives may be fetched, whose parts go when this
-    ends in order; and a container's first process hears of no signal that it doesn't handle."""
-
-    def end(number: int, frame: object) -> NoReturn:
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _serve(argv: Sequence[str], default_model: Path) -> int:
     deployment = resolve(argv, default_model=default_model)
     server = deployment.server
     options = server_options(server)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import glob
 import json
 import shutil
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -88,6 +90,7 @@ def quantize(args: argparse.Namespace, flags: Sequence[str], default_model: Path
     found = with_usual_matrices(with_own_tensors(found, is_gguf=args.format in MIXES))
     group_size = 0 if args.format in MIXES else _group_size(args.format, args.group_size, found)
     out: Path = args.out
+    _say_what_was_left(out)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(prefix=f"{out.name}.partial-", dir=out.parent) as temporary:
@@ -101,6 +104,17 @@ def quantize(args: argparse.Namespace, flags: Sequence[str], default_model: Path
     stored = found.checkpoint.stored_bytes
     print(f"{args.out}: {megabytes(num_bytes)} of {megabytes(stored)}, in {args.format}")
     return 0
+
+
+def _say_what_was_left(out: Path) -> None:
+    """By a run that was killed, which can't remove anything, on stderr."""
+    for path in sorted(out.parent.glob(f"{glob.escape(out.name)}.partial-*")):
+        if (path / out.name).is_dir():
+            print(
+                f"{path} was left by a run that was killed, or is being written by one: remove it "
+                "if none goes on",
+                file=sys.stderr,
+            )
 
 
 def _check_arguments(args: argparse.Namespace) -> None:

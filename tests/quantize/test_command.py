@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -64,6 +69,32 @@ def test_what_stands_beside_is_left_alone(tmp_path: Path) -> None:
     assert main(["quantize", str(path), str(out), "--format", "compressed-tensors-w8a16"]) == 0
     assert other.read_text() == "mine"
     assert out.stat().st_mode & 0o777 == other.parent.stat().st_mode & 0o777
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_what_is_unfinished_goes_with_a_signal(
+    number: signal.Signals, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A kill can't be heard: the next run tells of what it left."""
+    path, out, text = cached_checkpoint("llama3"), tmp_path / "out", tmp_path / "text"
+    os.mkfifo(text)  # which is waited for
+    asked = ["quantize", str(path), str(out), "--format"]
+    command = [sys.executable, "-m", "lmi_core", *asked, "gptq", "--text", str(text)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        while not list(tmp_path.glob("out.partial-*/out")):
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(number)
+        _, said = process.communicate(timeout=60)
+    left = [each for each in tmp_path.iterdir() if each != text]
+    if number != signal.SIGKILL:
+        assert (process.returncode, said, left) == (128 + number, "", [])
+        return
+    [partial] = left
+    assert partial.name.startswith("out.partial-")
+    assert main([*asked, "compressed-tensors-w8a16"]) == 0
+    assert capsys.readouterr().err.startswith(f"{partial} was left by a run that was killed, or")
+    assert partial.is_dir()
 
 
 def test_reordered_inputs_are_read_back(text: Path, tmp_path: Path) -> None:
