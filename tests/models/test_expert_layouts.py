@@ -178,8 +178,8 @@ def test_other_formats_of_common_tensors_are_refused(
         load_model(path)
 
 
-def test_mxfp4_is_what_it_stands_for(tmp_path: Path) -> None:
-    source = cached_checkpoint("gpt_oss")
+def mxfp4_experts(source: Path) -> tuple[Tensors, Tensors]:
+    """The tensors of gpt-oss with other experts: as MXFP4, and as what that stands for."""
     floats = load_file(source / "model.safetensors")
     blocks = dict(floats)
     random = np.random.default_rng(0)
@@ -193,6 +193,12 @@ def test_mxfp4_is_what_it_stands_for(tmp_path: Path) -> None:
         floats[name] = np.ascontiguousarray(bits.view(np.float32).swapaxes(1, 2))
         del blocks[name]
         blocks[f"{name}_blocks"], blocks[f"{name}_scales"] = codes, scales
+    return blocks, floats
+
+
+def test_mxfp4_is_what_it_stands_for(tmp_path: Path) -> None:
+    source = cached_checkpoint("gpt_oss")
+    blocks, floats = mxfp4_experts(source)
     plain = write(tmp_path / "floats", source, floats)
     coded = write(tmp_path / "mxfp4", source, blocks, quantization_config={"quant_method": "mxfp4"})
     exact = logits_of(plain)

@@ -22,6 +22,8 @@ from tests.checkpoints import cached_checkpoint, make_checkpoint
 from tests.engine.test_invariance import Outcome, Request, make_requests, outcome, together
 from tests.gguf_files import llama_metadata, llama_tensors, write_gguf
 from tests.integer_checkpoints import FORMS, make_integer_checkpoint
+from tests.models.test_expert_layouts import mxfp4_experts, write
+from tests.tiny_tokenizer import write_tokenizer
 
 GREEDY = SamplingParams(max_new_tokens=16, ignore_eos=True, temperature=0, logprobs=3)
 SAMPLED = SamplingParams(max_new_tokens=16, ignore_eos=True, temperature=1.1, seed=3, logprobs=3)
@@ -97,6 +99,26 @@ def test_invariant_sums_have_the_same_bits_at_every_degree(
     assert at(4) == whole
     if family in ("llama3", "gpt_oss"):
         assert at(2) == whole
+
+
+@pytest.mark.parametrize("quantize", [None, "int8"])
+@pytest.mark.parametrize("family", ["deepseek_v2", "deepseek_v3", "gpt_oss", "qwen2_moe"])
+def test_two_ranks_have_the_bits_of_one(family: str, quantize: str | None) -> None:
+    """Of latent attention, sinks and experts that all rows share, too."""
+    settings = {"dtype": "fp32", "quantize": quantize, "tp_invariant": True}
+    model = cached_checkpoint(family)
+    assert answers(config_of(model, 2, **settings)) == answers(config_of(model, 1, **settings))
+
+
+def test_experts_in_mxfp4_are_cut_between_blocks(tmp_path: Path) -> None:
+    source = make_checkpoint(tmp_path / "source", "gpt_oss", intermediate_size=128)
+    blocks, _ = mxfp4_experts(source)
+    settings = {"quantization_config": {"quant_method": "mxfp4"}}
+    model = write(tmp_path / "mxfp4", source, blocks, **settings)
+    write_tokenizer(model)
+    whole = answers(config_of(model, 1, tp_invariant=True))
+    for degree in (2, 4):
+        assert answers(config_of(model, degree, tp_invariant=True)) == whole
 
 
 @pytest.mark.parametrize(
