@@ -78,9 +78,12 @@ inline AttentionLists list_attention(const LmiAttentionLists& request) {
     const int32_t length = request.kv_lengths[seq];
     return request.window > 0 ? greater_of(length - request.window, 0) : 0;
   };
+  const auto is_decode = [&](int32_t seq) {
+    return request.num_rows[seq] == 1 && request.prefills_all == 0;
+  };
   int64_t total_keys = 0;
   for (int32_t seq = 0; seq < request.num_seqs; ++seq) {
-    if (request.num_rows[seq] == 1) total_keys += request.kv_lengths[seq] - first_key(seq);
+    if (is_decode(seq)) total_keys += request.kv_lengths[seq] - first_key(seq);
   }
   const int32_t split_tokens =
       request.split_tokens > 0
@@ -92,7 +95,7 @@ inline AttentionLists list_attention(const LmiAttentionLists& request) {
   const int32_t tile_tokens = prefill_tile_tokens(group, request.head_dim);
   for (int32_t seq = 0; seq < request.num_seqs; ++seq) {
     const int32_t num_rows = request.num_rows[seq];
-    if (num_rows == 1) {
+    if (is_decode(seq)) {
       list_decode(seq, first_key(seq), request.kv_lengths[seq], split_tokens, lists);
       continue;
     }

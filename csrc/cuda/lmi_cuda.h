@@ -215,7 +215,7 @@ typedef struct {
 } LmiAttentionWork;
 
 /* On the host, and all its pointers too: the work of a step's attention. Sequences of one row are
- * decoded, those of more prefilled. */
+ * decoded, those of more prefilled, or all of them, so that a row's sums have one order. */
 typedef struct {
   const int32_t* num_rows;   /* [num_seqs] */
   const int32_t* kv_lengths; /* [num_seqs], with the rows of the step */
@@ -226,6 +226,7 @@ typedef struct {
   int32_t window;       /* keys that a query sees, its own among them; 0: all */
   int32_t num_slots;    /* blocks that the device runs at once, and decodes should be split for */
   int32_t split_tokens; /* 0: as num_slots wants; else a multiple of 64 */
+  int32_t prefills_all; /* also sequences of one row */
   int32_t capacity;     /* of each of the lists */
   LmiAttentionWork* decode;
   LmiAttentionWork* prefill;

@@ -13,7 +13,8 @@ struct Sequences {
   std::vector<int32_t> kv_lengths;
 };
 
-AttentionLists lists(const Sequences& sequences, int32_t window = 0, int32_t split_tokens = 0) {
+AttentionLists lists(const Sequences& sequences, int32_t window = 0, int32_t split_tokens = 0,
+                     int32_t prefills_all = 0) {
   LmiAttentionLists request = {};
   request.num_rows = sequences.num_rows.data();
   request.kv_lengths = sequences.kv_lengths.data();
@@ -24,7 +25,21 @@ AttentionLists lists(const Sequences& sequences, int32_t window = 0, int32_t spl
   request.window = window;
   request.num_slots = 264;
   request.split_tokens = split_tokens;
+  request.prefills_all = prefills_all;
   return list_attention(request);
+}
+
+TEST(attention_lists_prefills_rows_alone_where_asked_to) {
+  const Sequences sequences{{1, 3, 1}, {500, 3, 1}};
+  const AttentionLists found = lists(sequences, 0, 0, 1);
+  EXPECT(found.decode.empty());
+  EXPECT_EQ(found.num_partials, 0);
+  EXPECT_EQ(found.prefill.size(), size_t{3});
+  EXPECT_EQ(found.prefill[0].seq, 0);  // the longest first
+  for (const LmiAttentionWork& work : found.prefill) {
+    EXPECT_EQ(work.begin, 0);
+    EXPECT_EQ(work.end, sequences.num_rows[static_cast<size_t>(work.seq)]);
+  }
 }
 
 TEST(attention_lists_covers_every_key_once) {

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import os
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -15,6 +17,8 @@ torch = pytest.importorskip("torch", exc_type=ImportError)
 
 from lmi_core.ops.device import packed_weight as limits  # noqa: E402
 from lmi_core.ops.device.device_step import DeviceStep  # noqa: E402
+from lmi_core.ops.kernels import select  # noqa: E402
+from tests.ops.cuda_kernels import use_cuda_kernels  # noqa: E402
 from tests.ops.device_ops import (  # noqa: E402
     DEVICES,
     DTYPES,
@@ -84,6 +88,26 @@ def test_linear_of_fp8(ops: ModuleType, device: torch.device, group_size: int) -
         assert torch.equal(part, y[first:][:count])
 
 
+@pytest.mark.parametrize("rounding", ["int8", "outliers"])
+def test_native_linear_of_int8(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch, rounding: Any
+) -> None:
+    """In panels of few rows and of many, and by cuBLASLt."""
+    use_cuda_kernels(device, monkeypatch)
+    weight, _ = packed_weight(40, 200, 0, False)
+    weight = replace(weight, panels=weight.panels.to(device), rounding=rounding)
+    x = random(150, 200)
+    x[:, 7] *= 50
+    x = x.to(device, torch.bfloat16)
+    multiply = select.function("linear_quantized", "native")
+    y = multiply(x, weight, None)
+    for most in (64, 10_000):
+        monkeypatch.setitem(limits.MAX_PANEL_ROWS, "int8", most)
+        for first, count in ((0, 1), (15, 2), (3, 17), (0, 64), (60, 90)):
+            part = multiply(x[first : first + count], weight, None)
+            assert torch.equal(part, y[first:][:count]), (most, first)
+
+
 CASES = {
     "decode": PagedCase(((0, 1), (31, 1), (32, 1), (70, 1)), 4, 2, 32),
     "chunks": PagedCase(((19, 18), (0, 2), (33, 16)), 6, 2, 24),
@@ -135,9 +159,50 @@ def test_attention(
         assert y.dtype == act
         return y
 
+    assert_alike(attend, q, step)
     y = attend(q, step)
     tolerance = TOLERANCES["fp32" if dtype == "fp32" else "bf16"]
     expected = case.expected_attention(q, *read, **settings)
     np.testing.assert_allclose(y.cpu().double(), expected, **tolerance)
+
+
+def assert_alike(
+    attend: Callable[[torch.Tensor, DeviceStep], torch.Tensor], q: torch.Tensor, step: DeviceStep
+) -> None:
+    """A row's result is that which it has alone."""
+    y = attend(q, step)
     for row, alone in enumerate(step.single_rows()):
         assert torch.equal(attend(q[row : row + 1], alone)[0], y[row]), row
+
+
+@pytest.mark.parametrize(
+    ("dtype", "window", "soft_cap", "has_slopes"),
+    [*(("bf16", *mask) for mask in MASKS), *((codes, 20, 5.0, False) for codes in CODES)],
+)
+@pytest.mark.parametrize("name", CASES)
+def test_native_attention(
+    device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+    dtype: str,
+    window: int,
+    soft_cap: float,
+    has_slopes: bool,
+    name: str,
+) -> None:
+    """Of prefills, which rows alone are, too."""
+    use_cuda_kernels(device, monkeypatch)
+    case, act = CASES[name], torch.bfloat16
+    settings: dict[str, Any] = {"scale": 0.2, "window": window, "soft_cap": soft_cap}
+    if has_slopes:
+        settings |= {name: tensor.to(device) for name, tensor in of_heads(case).items()}
+    q = random(case.num_tokens, case.num_q_heads * case.head_dim).to(device, act)
+    stored, scales = case.cache(device, act), None
+    if dtype in CODES:
+        stored, scales, _ = coded_cache(case, device, dtype)
+    native = partial(select.function("attention", "native"), prefills_all=True, **settings)
+
+    def attend(queries: torch.Tensor, at: DeviceStep) -> torch.Tensor:
+        y: torch.Tensor = native(queries, *stored, at, num_q_heads=case.num_q_heads, scales=scales)
+        return y
+
+    assert_alike(attend, q, case.step(device))

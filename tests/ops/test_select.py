@@ -163,7 +163,7 @@ def test_what_runs_for_any_company(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(select.select_invariant("cuda", "torch").values()) == {"by row"}
     monkeypatch.setattr(select, "_has_triton", lambda: False)
     assert set(select.select_invariant("cuda").values()) == {"by row"}
-    for forced in ("triton", "native", "rms_norm:torch", "torch,attention:triton"):
+    for forced in ("triton", "attention:native", "rms_norm:torch", "torch,attention:triton"):
         with pytest.raises(UserError, match="LMI_OPS"):
             select.select_invariant("cuda", forced)
 

@@ -277,6 +277,7 @@ class EagerGraph(KeptNodes):
         return compute
 
     def _expert_table(self, weight: ExpertMatrices) -> ExpertTable:
+        self.kernels.refuse_in_native("grouped_linear", "of experts and heads")
         products = [self._multiply(expert) for expert in weight.experts]
 
         def multiply(expert: int, rows: Tensor, bias: Tensor | None) -> Tensor:
@@ -366,13 +367,17 @@ class EagerGraph(KeptNodes):
     ) -> Callable[[Tensor | QuantizedRows, Tensor | None], Tensor]:
         """The product with ``weight`` and the sum with a bias. ``out_dtype``: of dense ones."""
         if isinstance(weight, DeviceWeight):
+            self.kernels.refuse_in_native("linear", "of matrices in 16 or 32 bits")
             matrix = weight.matrix
             return lambda x, bias: cast(
                 Tensor, self.kernels.linear(x, matrix, bias, out_dtype=out_dtype)
             )
         kernels, packed = self.kernels, cast(PackedWeight, weight)
         if packed.row_format:
+            if packed.row_format == "fp8":
+                kernels.refuse_in_native("linear_quantized", "of fp8 matrices")
             return lambda x, bias: cast(Tensor, kernels.linear_quantized(x, packed, bias))
+        kernels.refuse_in_native("linear_packed", "of int4 matrices")
         if kernels.unpacks_weights and self._act != torch.float32:
             self._unpacked_bytes = max(self._unpacked_bytes, packed.unpacked_bytes)
         return lambda x, bias: cast(

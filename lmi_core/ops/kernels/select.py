@@ -73,10 +73,19 @@ _MODULES = {
     "triton": "lmi_core.ops.kernels.triton.{file}",
     "invariant": "lmi_core.ops.kernels.triton.invariant",
     "by row": "lmi_core.ops.kernels.torch_ops.{file}",
+    "native prefill": "lmi_core.ops.kernels.cuda.{file}",  # NATIVE_PREFILL
 }
 """``by row``: torch a row at a time, so that no row's result depends on the rows beside it, since a
-library's sums may go another way for another shape. Whole forward passes run so, and ``sample``."""
+library's sums may go another way for another shape. Whole forward passes run so, and ``sample``.
+``native prefill``: attention of rows alone by the kernel for many."""
 _KNOWN = ("native", "triton", "torch", "flash")
+_NATIVE_INVARIANT = (
+    *("rms_norm", "norm", "norm_heads", "gated_activation", "activation", "soft_cap", "clip"),
+    *("linear_quantized", "rope_cache_write"),
+)
+"""Ops of whose native kernels a row's bits don't depend on other rows: one algorithm for any number
+of them, or, with int8 weights, sums that are exact."""
+NATIVE_PREFILL = "native prefill"
 _INVARIANT = (
     *("linear", "linear_packed", "linear_quantized"),
     *("grouped_linear", "head_linear", "attention"),
@@ -116,6 +125,12 @@ class Kernels:
     def is_row_by_row(self) -> bool:
         """Whether forward passes run a token row at a time."""
         return self.chosen["linear"] == "by row"
+
+    def refuse_in_native(self, op: str, what: str = "") -> None:
+        """Raise UserError where native kernels for any company were asked for, which ``op`` (of
+        ``what``) has none of."""
+        if self.chosen["attention"] == NATIVE_PREFILL:
+            raise no_native_invariant(op, what)
 
 
 def select(device_type: str, forced: str | None = None) -> dict[str, str]:
@@ -225,22 +240,47 @@ def launched_from_python(chosen: Mapping[str, str]) -> dict[str, str]:
 
 def select_invariant(device_type: str, forced: str | None = None) -> dict[str, str]:
     """Op -> implementation with results that don't depend on a row's company: Triton kernels where
-    Triton runs, else torch a row at a time. ``forced`` as ``select``, but for all ops at once.
+    Triton runs, else torch a row at a time. ``forced`` as ``select``, but for all ops at once;
+    native kernels have that of some ops, and models with others are refused as they are loaded.
 
-    Raises UserError for native kernels and single ops, which have no such promise."""
+    Raises UserError for single ops, and for kernels that can't run."""
     wanted = (os.environ.get(VARIABLE, "") if forced is None else forced).strip()
-    if wanted not in ("", "triton", "torch"):
+    if wanted not in ("", "triton", "torch", "native"):
         raise UserError(
-            f"{VARIABLE}={wanted} doesn't go with deterministic=true, which runs Triton's kernels "
-            f"or torch's, all of them: set {VARIABLE} to triton or torch, or unset it",
+            f"{VARIABLE}={wanted} doesn't go with deterministic=true, for which one package has "
+            f"all kernels: set {VARIABLE} to triton, torch or native, or unset it",
             field="deterministic",
         )
+    if wanted == "native":
+        return _native_invariant(device_type)
     if wanted == "triton":
         _check_triton(device_type)
     if wanted == "torch" or (not wanted and usable("attention", device_type)[0] != "triton"):
         return dict.fromkeys(IMPLEMENTATIONS, "by row")
     chosen = dict.fromkeys(IMPLEMENTATIONS, "triton")
     return chosen | dict.fromkeys(_INVARIANT, "invariant") | {"sample": "by row"}
+
+
+def _native_invariant(device_type: str) -> dict[str, str]:
+    from lmi_core.ops.kernels.cuda import library
+
+    kernels = library.load()
+    if (reason := kernels.unusable_because(device_type)) is not None:
+        raise UserError(f"{VARIABLE}=native: no CUDA kernels run ({reason})", field="deterministic")
+    kernels.choose_launches()
+    chosen = dict.fromkeys(IMPLEMENTATIONS, "torch")  # of ops that no graph has then
+    chosen |= dict.fromkeys(_NATIVE_INVARIANT, "native")
+    return chosen | {"attention": NATIVE_PREFILL, "sample": "by row"}
+
+
+def no_native_invariant(op: str, what: str = "") -> UserError:
+    """The error of a model that needs ``op`` (of ``what``)."""
+    return UserError(
+        f"{VARIABLE}=native doesn't go with deterministic=true for this model: native kernels of "
+        f"{op}{what and f' ({what})'} give a row other bits in other company, or there are none: "
+        f"set {VARIABLE} to triton or torch, or unset it",
+        field="deterministic",
+    )
 
 
 def by_row(reason: str) -> dict[str, str]:
@@ -269,6 +309,8 @@ def load(chosen: Mapping[str, str]) -> Kernels:
     functions = {op: function(op, chosen[op]) for op in IMPLEMENTATIONS}
     if chosen["sample"] == "by row":
         functions["sample"] = partial(functions["sample"], is_by_row=True)
+    if chosen["attention"] == NATIVE_PREFILL:
+        functions["attention"] = partial(functions["attention"], prefills_all=True)
     return Kernels(chosen=dict(chosen), **functions)
 
 

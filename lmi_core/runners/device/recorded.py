@@ -47,7 +47,37 @@ def chosen_for(
         prefer_flash(chosen, device, shape)
     if model.spec.attention.latent is not None and chosen["attention"] == "invariant":
         return select.by_row("latent attention")
+    if chosen["attention"] == select.NATIVE_PREFILL:
+        _check_native_invariant(model, config, cache, device)
     return chosen
+
+
+def _check_native_invariant(
+    model: LoadedModel, config: EngineConfig, cache: DeviceCache, device: torch.device
+) -> None:
+    """Raise UserError for what the native kernels hand on to others."""
+    from lmi_core.ops.kernels.cuda.attention import not_covered
+    from lmi_core.ops.kernels.cuda.norm import most_columns
+
+    spec, attention = model.spec, model.spec.attention
+    missing = not_covered(
+        DTYPES[model.dtype],
+        KV_DTYPES[cache.dtype],
+        attention.num_q_heads // attention.num_kv_heads,
+        attention.head_dim,
+        device,
+        is_plain=not attention.slopes and not spec.names.sinks,
+    )
+    if attention.latent is not None:
+        missing = "latent heads"
+    if not spec.is_causal:
+        missing = "tokens that see later ones"
+    if missing:
+        raise select.no_native_invariant("attention", missing)
+    if spec.hidden_size > most_columns(spec.hidden_size):
+        raise select.no_native_invariant("norm", f"rows of {spec.hidden_size} columns")
+    if config.lora is not None:
+        raise select.no_native_invariant("lora_add")
 
 
 def adapter_store(

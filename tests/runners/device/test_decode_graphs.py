@@ -140,7 +140,10 @@ def test_native_kernels_get_new_lists(monkeypatch: pytest.MonkeyPatch, capture: 
         assert events[-1].logprob == pytest.approx(others[-1].logprob, abs=0.02)
 
 
-def test_native_lists_are_refreshed_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("prefills_all", [False, True])
+def test_native_lists_are_refreshed_in_place(
+    monkeypatch: pytest.MonkeyPatch, prefills_all: bool
+) -> None:
     """What a refilled step's lists say is what lists of its own say, and nothing beside."""
     from tests.ops.cuda_kernels import use_cuda_kernels
 
@@ -149,14 +152,15 @@ def test_native_lists_are_refreshed_in_place(monkeypatch: pytest.MonkeyPatch) ->
     from lmi_core.ops.kernels.cuda.attention_lists import list_attention
 
     shape = {"num_q_heads": 4, "num_kv_heads": 2, "head_dim": 16, "window": 0}
+    shape["prefills_all"] = prefills_all
     inputs = make_inputs(num_rows=3, num_keys=4096)
     lists = list_attention(inputs.step, **shape)
-    place = lists.decode.data_ptr()
+    place = lists.decode.data_ptr(), lists.prefill.data_ptr()
     for lengths in ((4096, 4096, 4096), (1, 700, 4000), (5, 5)):
         arrays = PagedCase(tuple((length - 1, 1) for length in lengths), 4, 2, 16).arrays()
         inputs.fill(arrays)
         assert list_attention(inputs.step, **shape) is lists
-        assert lists.decode.data_ptr() == place
+        assert (lists.decode.data_ptr(), lists.prefill.data_ptr()) == place
         padded = (*lengths, 1)[:3]
         own = PagedCase(tuple((length - 1, 1) for length in padded), 4, 2, 16).arrays()
         expected = list_attention(
@@ -164,7 +168,8 @@ def test_native_lists_are_refreshed_in_place(monkeypatch: pytest.MonkeyPatch) ->
         )
         work = lists.decode[lists.decode[:, 1] < lists.decode[:, 2]]
         assert work.tolist() == expected.decode.tolist()
-        assert work[:, 3].max() < lists.num_partials
+        assert lists.prefill.tolist() == expected.prefill.tolist()
+        assert prefills_all or work[:, 3].max() < lists.num_partials
 
 
 def make_inputs(num_rows: int, num_keys: int) -> DecodeStep:

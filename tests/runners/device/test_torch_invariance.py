@@ -15,6 +15,7 @@ from lmi_core.engine.engine import Engine
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.errors import UserError
 from lmi_core.settings.engine_config import EngineConfig
+from lmi_core.settings.lora_config import LoraConfig
 from tests.checkpoints import cached_checkpoint, make_checkpoint
 from tests.engine.harness import run
 from tests.engine.random_drafts import SPECULATION, draft_at_random
@@ -27,6 +28,7 @@ from lmi_core.runners.device import (  # noqa: E402
     decode_graphs,
     torch_runner,
 )
+from tests.ops.cuda_kernels import use_cuda_kernels  # noqa: E402
 
 CONDITIONS: dict[str, dict[str, object]] = {
     "many at once": {},
@@ -207,7 +209,60 @@ def test_gpu(monkeypatch: pytest.MonkeyPatch, changes: dict[str, object], kernel
     assert_equal_bits(config, make_requests((1, 16, 40, 75, 270, 8), 6), f"{start}: linear")
 
 
-def test_native_kernels_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+NATIVE = "torch: linear, linear_packed, route, group_rows, grouped_linear, head_linear; native: "
+
+
+@pytest.mark.parametrize(
+    ("variant", "changes", "condition"),
+    [
+        ("llama3", {}, "chunks of 7"),
+        ("gemma2", {"kv_dtype": "int8"}, "chunks of 7"),
+        ("qwen3", {"kv_dtype": "fp8_e4m3fn"}, "prefixes from the cache"),
+    ],
+)
+def test_native_kernels_with_int8_weights(
+    monkeypatch: pytest.MonkeyPatch, variant: str, changes: dict[str, object], condition: str
+) -> None:
+    use_cuda_kernels(torch.device("cpu"), monkeypatch)
+    monkeypatch.setenv("LMI_OPS", "native")
+    model = cached_checkpoint(variant, dtype="bfloat16")
+    config = config_of(model, "torch-cpu", "bf16", quantize="int8", **changes)
+    assert_equal_bits(config, make_requests((1, 16, 40, 75, 8), 2), NATIVE, (condition,))
+
+
+@pytest.mark.parametrize(
+    ("variant", "dtype", "changes", "problem"),
+    [
+        ("llama3", "bf16", {}, "linear (of matrices in 16 or 32 bits)"),
+        ("llama3", "bf16", {"quantize": "int4"}, "linear_packed (of int4 matrices)"),
+        ("llama3", "bf16", {"quantize": "fp8"}, "linear_quantized (of fp8 matrices)"),
+        ("llama3", "fp32", {"quantize": "int8"}, "attention (float32 queries over"),
+        ("deepseek_v2", "bf16", {"quantize": "int8"}, "attention (latent heads)"),
+        ("mixtral", "bf16", {"quantize": "int8"}, "linear (of matrices in 16 or 32 bits)"),
+        ("llama3", "bf16", {"quantize": "int8", "lora": LoraConfig()}, "lora_add"),
+    ],
+)
+def test_what_native_kernels_have_not_for_any_company(
+    monkeypatch: pytest.MonkeyPatch,
+    variant: str,
+    dtype: str,
+    changes: dict[str, object],
+    problem: str,
+) -> None:
+    use_cuda_kernels(torch.device("cpu"), monkeypatch)
+    monkeypatch.setenv("LMI_OPS", "native")
+    model = cached_checkpoint(variant, dtype="bfloat16")
+
+    async def start() -> None:
+        async with Engine(config_of(model, "torch-cpu", dtype, **changes)):
+            pass
+
+    with pytest.raises(UserError, match="LMI_OPS=native doesn't go with deterministic") as caught:
+        run(start())
+    assert f"native kernels of {problem}" in str(caught.value)
+
+
+def test_single_native_kernels_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def start() -> None:
         async with Engine(config_of(tmp_path, "torch-cpu", "fp32")):
             pass

@@ -36,6 +36,7 @@ class AttentionLists:
         num_kv_heads: int,
         head_dim: int,
         window: int,
+        prefills_all: bool,
     ) -> None:
         self._shape = {
             "num_q_heads": num_q_heads,
@@ -44,9 +45,10 @@ class AttentionLists:
             "window": window,
             "num_slots": num_slots(step.positions.device),
             "split_tokens": SPLIT_TOKENS,
+            "prefills_all": prefills_all,
         }
         lists = _lists(step.host, self._shape)
-        if step.is_refilled:
+        if step.is_refilled and not prefills_all:
             lists = lists.padded(_most_work(step.host, self._shape))
         device = step.positions.device
         self._values = _upload(lists, device)
@@ -78,9 +80,16 @@ class _Lists(NamedTuple):
 
 
 def list_attention(
-    step: DeviceStep, *, num_q_heads: int, num_kv_heads: int, head_dim: int, window: int
+    step: DeviceStep,
+    *,
+    num_q_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    window: int,
+    prefills_all: bool,
 ) -> AttentionLists:
-    """The step's lists for layers of this shape, the same object for each of them."""
+    """The step's lists for layers of this shape, the same object for each of them.
+    ``prefills_all``: also sequences of one row."""
     key = ("attention", num_q_heads, num_kv_heads, head_dim, window)
     lists = step.derived.get(key)
     if lists is None:
@@ -90,6 +99,7 @@ def list_attention(
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
             window=window,
+            prefills_all=prefills_all,
         )
         step.derived[key] = lists
     assert isinstance(lists, AttentionLists)
