@@ -195,7 +195,7 @@ def _check_native(
     from lmi_core.adapters.adapter import check_adapter_fits
     from lmi_core.models.draft_model import FIELD as DRAFT_FIELD
     from lmi_core.models.loader import find_model
-    from lmi_core.runners.cpu.memory_needs import check_copies, find_cpu_model
+    from lmi_core.runners.cpu.memory_needs import check_copies, check_memory, find_cpu_model
     from lmi_core.text.tokenizer import Tokenizer
 
     draft = None if model.draft is None else _whole(model.draft.source, server, environ)
@@ -209,6 +209,8 @@ def _check_native(
         if error.field == DRAFT_FIELD and model.draft is not None:
             error.field = model.draft.key
         raise
+    if is_here:
+        check_memory(found)
     if model.placement.num_copies > 1 and is_here:
         check_copies(found, model.placement.num_copies)
     found.quantized.check()

@@ -70,11 +70,13 @@ class ThisMachine:
         _check_cores(config, num_copies)
         from lmi_core.runners.cpu.memory_needs import (
             check_copies,
+            check_memory,
             find_cpu_model,
             shares_weights,
         )
 
-        found = find_cpu_model(config, HOST_MEMORY.others_bytes(self))
+        found = find_cpu_model(config)
+        check_memory(found, HOST_MEMORY.others_bytes(self))
         allowed = host_cpus(config.job)
         check = partial(check_copies, found, num_copies, allowed=allowed)
         HOST_MEMORY.claim_checked(self, check)

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lmi_core.runners.cpu.memory_needs import Estimate
 
 
 class MemoryClaims:
@@ -12,11 +16,6 @@ class MemoryClaims:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._num_bytes: dict[int, int] = {}
-
-    @property
-    def total_bytes(self) -> int:
-        with self._lock:
-            return sum(self._num_bytes.values())
 
     def others_bytes(self, owner: object) -> int:
         """What all but ``owner`` have taken."""
@@ -28,11 +27,13 @@ class MemoryClaims:
         with self._lock:
             self._num_bytes[id(owner)] = num_bytes
 
-    def claim_checked(self, owner: object, check: Callable[[int], int]) -> None:
+    def claim_checked(self, owner: object, check: Callable[[int], Estimate]) -> Estimate:
         """As ``claim``, of what ``check`` returns for the bytes that others have, who take none
-        between its look and the claim. What it raises changes nothing."""
+        between its look and the claim; returns it. What it raises changes nothing."""
         with self._lock:
-            self._num_bytes[id(owner)] = check(self._others_bytes(owner))
+            needs = check(self._others_bytes(owner))
+            self._num_bytes[id(owner)] = needs.total
+            return needs
 
     def release(self, owner: object) -> None:
         with self._lock:

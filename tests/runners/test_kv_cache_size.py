@@ -69,7 +69,7 @@ def test_claims_end_with_their_owner() -> None:
     claims, first, second = MemoryClaims(), object(), object()
     claims.claim(first, 5)
     claims.claim(second, 7)
-    assert claims.total_bytes == 12
+    assert claims.others_bytes(None) == 12
     claims.release(first)
     claims.release(first)
-    assert claims.total_bytes == 7
+    assert claims.others_bytes(None) == 7

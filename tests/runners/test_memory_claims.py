@@ -5,18 +5,25 @@ import threading
 import pytest
 
 from lmi_core.errors import InsufficientMemoryError
+from lmi_core.runners.cpu.memory_needs import Estimate
 from lmi_core.runners.memory_claims import MemoryClaims
+from lmi_core.runners.step_memory import KvCacheSize
+
+
+def _needs(num_bytes: int) -> Estimate:
+    blocks = KvCacheSize(0, 0, "")
+    return Estimate(weights=num_bytes, kv_cache=0, blocks=blocks, workspace=0, stored=0)
 
 
 def test_nobody_claims_between_a_look_and_its_claim() -> None:
     claims, refused = MemoryClaims(), []
     barrier, looked = threading.Barrier(8), threading.Event()
 
-    def check(others: int) -> int:
+    def check(others: int) -> Estimate:
         looked.wait(0.01)  # as long as files are read
         if others + 30 > 100:
             raise InsufficientMemoryError("no room")
-        return 30
+        return _needs(30)
 
     def claim(owner: object) -> None:
         barrier.wait()
@@ -31,12 +38,12 @@ def test_nobody_claims_between_a_look_and_its_claim() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert (claims.total_bytes, len(refused)) == (90, 5)
+    assert (claims.others_bytes(None), len(refused)) == (90, 5)
     held = next(owner for owner in owners if owner not in refused)
     assert claims.others_bytes(held) == 60
     with pytest.raises(InsufficientMemoryError):
         claims.claim_checked(refused[0], check)
-    claims.claim_checked(held, lambda others: 100 - others)  # its own doesn't count against it
-    assert claims.total_bytes == 100
+    claims.claim_checked(held, lambda others: _needs(100 - others))  # its own does not count
+    assert claims.others_bytes(None) == 100
     claims.release(held)
-    assert claims.total_bytes == 60
+    assert claims.others_bytes(None) == 60

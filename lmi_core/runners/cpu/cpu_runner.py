@@ -23,7 +23,6 @@ from lmi_core.runners.cpu.memory_needs import (
     check_memory,
     find_cpu_model,
     memory_errors,
-    pool_block_bytes,
     step_sizes,
 )
 from lmi_core.runners.cpu.rank_hosts import host_cpus
@@ -34,7 +33,7 @@ from lmi_core.runners.cpu.shared_workers import SharedWorkers
 from lmi_core.runners.cpu.sizes import cache_dtype, num_rank_threads
 from lmi_core.runners.memory_claims import HOST_MEMORY
 from lmi_core.runners.runner import RunnerInfo
-from lmi_core.runners.step_memory import StepMemory, size_kv_cache
+from lmi_core.runners.step_memory import KvCacheSize, StepMemory
 from lmi_core.settings.engine_config import EngineConfig
 
 if TYPE_CHECKING:
@@ -60,26 +59,21 @@ class CpuRunner:
         self,
         found: FoundModel,
         model: LoadedModel,
-        draft: LoadedModel | None = None,
-        packed: Sequence[PackedModel] = (),
-        ranks: Ranks | None = None,
-        claim: object | None = None,
+        draft: LoadedModel | None,
+        memory: KvCacheSize,
+        claim: object,
+        packed: Sequence[PackedModel],
+        ranks: Ranks | None,
     ) -> None:
-        """``model``, ``draft``: what was found, loaded; ``packed``: where their matrices are kept.
-        ``ranks``: the others of those that compute it, of which this is rank 0: its worker computes
-        a slice of a step, and samples. ``claim``: who has claimed memory for it."""
-        self._claim = claim or self
+        """``model``, ``draft``: what was found, loaded; ``memory``: of its KV cache; ``claim``: who
+        has claimed that; ``packed``: where matrices are kept. ``ranks``: the others of those that
+        compute it, of which this is rank 0: its worker computes a slice of a step, and samples."""
+        self.memory, self._claim = memory, claim
         config, heads, spec = found.asked, found.heads, model.spec
         kv_dtype = cache_dtype(config, model.dtype)
         sizes = step_sizes(config, spec)
         num_ranks = model.slicing.num_ranks
         eagle = heads if isinstance(heads, EagleHead) else None
-        self.memory = size_kv_cache(
-            config,
-            block_bytes=pool_block_bytes(found),
-            max_model_len=sizes.max_model_len,
-            claimed_bytes=HOST_MEMORY.others_bytes(self._claim),
-        )
         shared = StepMemory.of(config, sizes, self.memory.num_blocks)
         self.pool, self.block_tables = shared.pool, shared.block_tables
         self.sampling, self.steps = shared.sampling, shared.steps
@@ -246,27 +240,27 @@ def load_cpu_runner(
     from lmi_core.calibration.peaks import smoothing_for
     from lmi_core.runners.cpu.ranks import Ranks
 
-    found = find_cpu_model(asked, HOST_MEMORY.total_bytes)
-    if on_found is not None:
-        on_found(found.spec.vocab_size, found.config.eos_token_ids)
-    ranks, claim = None, object()
+    found = find_cpu_model(asked) if isinstance(asked, EngineConfig) else asked
     config = with_bound_cpus(found.asked)
     found = replace(found, asked=config)
-    with (
-        memory_errors(),
-        bound_to(config.bound_cpus[0] if config.bound_cpus else ()),
-        ExitStack() as failed,
-    ):
-        HOST_MEMORY.claim_checked(claim, partial(check_memory, found))
+    ranks, claim = None, object()
+    needs = HOST_MEMORY.claim_checked(claim, partial(check_memory, found))
+    with ExitStack() as failed, memory_errors():
         failed.callback(HOST_MEMORY.release, claim)
-        smoothings = [smoothing_for(each, progress) for each in found.models]
-        if found.slicing.num_ranks > 1:
-            ranks = Ranks(config, smoothings[0])
-            failed.callback(ranks.close)
-        packed = [_open_packed(each) for each in found.models]
-        model, *drafts = map(_load, found.models, packed, smoothings, itertools.repeat(progress))
-        kept = [each for each in packed if each is not None]
-        runner = CpuRunner(found, model, drafts[0] if drafts else None, kept, ranks, claim)
+        if on_found is not None:
+            on_found(found.spec.vocab_size, found.config.eos_token_ids)
+        with bound_to(config.bound_cpus[0] if config.bound_cpus else ()):
+            smoothings = [smoothing_for(each, progress) for each in found.models]
+            if found.slicing.num_ranks > 1:
+                ranks = Ranks(config, smoothings[0])
+                failed.callback(ranks.close)
+            packed = [_open_packed(each) for each in found.models]
+            model, *drafts = map(
+                _load, found.models, packed, smoothings, itertools.repeat(progress)
+            )
+            kept = [each for each in packed if each is not None]
+            draft = drafts[0] if drafts else None
+            runner = CpuRunner(found, model, draft, needs.blocks, claim, kept, ranks)
         failed.pop_all()
     return runner, model
 

@@ -17,7 +17,7 @@ from lmi_core.models.spec import DecoderSpec
 from lmi_core.runners.cpu.core_groups import num_weight_nodes
 from lmi_core.runners.cpu.sizes import NATIVE_DTYPES, cache_dtype, check_heads, check_sizes
 from lmi_core.runners.draft_steps import draft_rows
-from lmi_core.runners.step_memory import StepSizes, size_kv_cache
+from lmi_core.runners.step_memory import KvCacheSize, StepSizes, size_kv_cache
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.units import megabytes
 from lmi_core.weights.formats import WeightFormat
@@ -41,19 +41,14 @@ _FEW_BITS_BYTES = 4.5 / 8
 """Of a weight of 2 or 3 bits, in blocks of 4 with a scale of 32."""
 
 
-def find_cpu_model(asked: EngineConfig | FoundModel, claimed_bytes: int = 0) -> FoundModel:
-    """What will be loaded, as far as settings and headers tell whether it can be: what explains,
-    serves and manages models asks here. Of what was found here before nothing is read again, and
-    only memory that others have taken is looked at: ``claimed_bytes``. Raises as
+def find_cpu_model(asked: EngineConfig) -> FoundModel:
+    """What will be loaded, as far as settings and headers tell whether it can be, but for memory
+    (``check_memory``): what explains, serves and manages models asks here. Raises as
     ``load_cpu_runner``."""
-    is_new = isinstance(asked, EngineConfig)
-    if isinstance(asked, EngineConfig):
-        check_sizes(asked)
-        asked = find_model(asked)
-        check_heads(asked)
-    if is_new or claimed_bytes:
-        check_memory(asked, claimed_bytes)
-    return asked
+    check_sizes(asked)
+    found = find_model(asked)
+    check_heads(found)
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +57,8 @@ class Estimate:
 
     weights: int
     kv_cache: int
+    blocks: KvCacheSize
+    """The KV cache of one process."""
     workspace: int
     """Of a step's activations."""
     stored: int
@@ -93,6 +90,7 @@ def estimate(found: FoundModel, claimed_bytes: int = 0) -> Estimate:
         weights=sum(map(_weight_bytes, found.models))
         + (0 if found.heads is None else found.heads.num_weights),
         kv_cache=cache.num_bytes,
+        blocks=cache,
         workspace=num_ranks * _workspace_bytes(config, found.spec, num_ranks)
         + (0 if found.draft is None else _draft_workspace_bytes(config, found.draft.spec)),
         stored=sum(each.checkpoint.stored_bytes for each in found.models),
@@ -199,7 +197,7 @@ def _num_weights(name: str, shape: tuple[int, ...]) -> int:
     return math.prod(shape) * (2 if name.endswith(MXFP4_ENDINGS[0]) else 1)
 
 
-def check_memory(found: FoundModel, claimed_bytes: int = 0) -> int:
+def check_memory(found: FoundModel, claimed_bytes: int = 0) -> Estimate:
     """What the model takes. Raises InsufficientMemoryError, with the numbers, unless it fits beside
     what other engines have taken: into the memory that the process may use, and its address
     space."""
@@ -221,7 +219,7 @@ def check_memory(found: FoundModel, claimed_bytes: int = 0) -> int:
             "addresses: raise it, or set a smaller kv_cache_bytes",
             field="model",
         )
-    return needs.total
+    return needs
 
 
 def shares_weights(config: EngineConfig, stored_bytes: int) -> bool:
@@ -260,7 +258,7 @@ def check_copies(
     claimed_bytes: int = 0,
     *,
     allowed: Sequence[Sequence[int]] = (),
-) -> int:
+) -> Estimate:
     """What the copies of a model take together, as ``estimate_copies`` says. Raises
     InsufficientMemoryError where they don't fit beside what other engines have taken."""
     needs = estimate_copies(found, num_copies, claimed_bytes, allowed)
@@ -272,7 +270,7 @@ def check_copies(
             "quantize or a smaller kv_cache_bytes",
             field="num_copies",
         )
-    return needs.total
+    return needs
 
 
 @contextmanager
