@@ -18,10 +18,8 @@ from lmi_core.models.spec import (
     NormSpec,
     RopeSpec,
 )
-from lmi_core.models.weight_names import WeightNames
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.weights.hf_config import HfConfig, UnsupportedSettingError
-from lmi_core.weights.safetensors_file import TensorInfo
 
 _ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
@@ -55,16 +53,8 @@ _OTHER_ACTIVATIONS = frozenset(
 )
 """Those that Transformers has besides."""
 NO_ROPE = RopeSpec(rotary_dim=2, kind="none")
-_LANGUAGE_MODEL = "language_model."
-"""In names of a multimodal model's tensors that are its language model's."""
 _MAX_HEADS_SIZE = 1 << 20
 """Of all heads together, whose rows are put into order before tensors are compared with it."""
-_OLD_NAMES = {"embed_out.weight": "lm_head.weight"}
-_OLD_ENDINGS = {".gamma": ".weight", ".beta": ".bias"}
-"""Of norms' tensors, in checkpoints that were once TensorFlow's."""
-_WRAPPERS = ("module.", "_orig_mod.", "base_model.model.")
-"""What training in parallel, torch.compile and PEFT put before every name."""
-_NOT_LANGUAGE = ("vision_tower.", "multi_modal_projector.")
 
 
 def last_token_classifier(spec: DecoderSpec, config: HfConfig) -> tuple[HeadLayer, ...]:
@@ -123,36 +113,6 @@ def spec_and_pooling(
         pooling, normalizes=asked.normalize, tells_pairs_apart=spec.num_token_types > 1
     )
     return family.pooled(spec, config, pooling), pooling
-
-
-def text_tensors(tensors: Mapping[str, TensorInfo], names: WeightNames) -> dict[str, TensorInfo]:
-    """A checkpoint's tensors by the names that ``names`` are of: a multimodal model's without those
-    of its other parts, those of a file that was saved without its head with their prefix, and older
-    names as today's."""
-    tensors = _renamed(tensors)
-    prefix = names.embedding.partition(".")[0] + "."
-    adds_prefix = names.embedding.removeprefix(prefix) in tensors
-    kept = {}
-    for name, tensor in tensors.items():
-        if name.removeprefix("model.").startswith(_NOT_LANGUAGE):
-            continue
-        ours = _OLD_NAMES.get(name, name.replace(_LANGUAGE_MODEL, "", 1))
-        if adds_prefix and not ours.startswith((prefix, names.head)):
-            ours = prefix + ours
-        kept[ours] = tensor if ours == name else replace(tensor, name=ours)
-    return kept
-
-
-def _renamed(tensors: Mapping[str, TensorInfo]) -> Mapping[str, TensorInfo]:
-    """Without wrappers that every name has, and with today's endings."""
-    wrapper = next((w for w in _WRAPPERS if tensors and all(n.startswith(w) for n in tensors)), "")
-    renamed = {}
-    for name, tensor in tensors.items():
-        ours = name.removeprefix(wrapper)
-        for old, new in _OLD_ENDINGS.items():
-            ours = ours.removesuffix(old) + new if ours.endswith(old) else ours
-        renamed[ours] = tensor if ours == name else replace(tensor, name=ours)
-    return renamed if not wrapper else _renamed(renamed)
 
 
 def attention_spec(

@@ -19,8 +19,8 @@ from lmi_core.models.draft_model import (
     find_draft_heads,
 )
 from lmi_core.models.eagle_head import EagleHead
-from lmi_core.models.expert_tensors import is_router, with_layout
-from lmi_core.models.family import spec_and_pooling, text_tensors
+from lmi_core.models.expert_tensors import is_router
+from lmi_core.models.family import spec_and_pooling
 from lmi_core.models.gguf_spec import gguf_spec
 from lmi_core.models.kv_scales import LayerScales, read_kv_scales
 from lmi_core.models.pooling import PoolingSpec
@@ -31,7 +31,7 @@ from lmi_core.models.rope_config import override_rope
 from lmi_core.models.slices import WHOLE, Slicing, slicing_of
 from lmi_core.models.smoothing import LayerFactors, Smoothing
 from lmi_core.models.spec import DecoderSpec
-from lmi_core.models.tensor_check import held_tensors, with_own_head
+from lmi_core.models.tensor_check import HeldTensors, held_tensors
 from lmi_core.models.tensor_reader import Progress, TensorReader
 from lmi_core.models.weight_packing import WeightPacking
 from lmi_core.models.weights import (
@@ -94,6 +94,8 @@ class FoundModel:
     spec: DecoderSpec
     shapes: Mapping[str, tuple[int, ...]]
     tensors: Mapping[str, TensorInfo]
+    dtype: WeightFormat
+    """Of activations, and of what isn't quantised."""
     quantized: StoredLayers
     quantize: Quantization | None
     """What matrices are quantised to while they are loaded."""
@@ -112,11 +114,6 @@ class FoundModel:
     """What drafts for it."""
     heads: DraftHeads | None = None
     """What drafts for it instead."""
-
-    @property
-    def dtype(self) -> WeightFormat:
-        """Of activations, and of what isn't quantised."""
-        return stored_format(self) if self.asked.dtype == "auto" else self.asked.dtype
 
     @property
     def drafted_by(self) -> str:
@@ -153,12 +150,8 @@ def find_model(asked: EngineConfig) -> FoundModel:
             raise config.error(
                 "eos_token_id", f"{token_id} is beyond the vocabulary of {spec.vocab_size}"
             )
-    names = spec.names
-    tensors = checkpoint.tensors if architecture else text_tensors(checkpoint.tensors, names)
-    spec = with_own_head(spec, tensors, is_part="text_config" in config.values)
-    if spec.experts is not None:
-        spec = with_layout(spec, tensors)
-    shapes, quantized, kv_scales = held_tensors(checkpoint, layout, spec, tensors)
+    held = held_tensors(checkpoint, layout, spec)
+    spec, shapes = held.spec, held.shapes
     if pooling is not None and pooling.answers is not None:
         shapes[answer_matrix(spec)] = (spec.vocab_size, spec.hidden_size)
     check_max_model_len(asked.max_model_len, spec.max_positions)
@@ -170,18 +163,19 @@ def find_model(asked: EngineConfig) -> FoundModel:
         config=config,
         spec=spec,
         shapes=shapes,
-        tensors=tensors,
-        quantized=quantized,
+        tensors=held.tensors,
+        dtype=_stored_format(held, architecture) if asked.dtype == "auto" else asked.dtype,
+        quantized=held.quantized,
         quantize=made,
         pooling=pooling,
-        kv_scales=kv_scales,
+        kv_scales=held.kv_scales,
         slicing=slicing,
         keeps_orders=keeps_orders,
         notes=(
             *spec.notes,
             *checkpoint.gguf_notes,
             *notes_on_rows(checkpoint, asked, made, keeps_orders=keeps_orders),
-            *_notes(spec, asked.max_model_len, checkpoint, tensors),
+            *_notes(spec, asked.max_model_len, checkpoint, held.tensors),
         ),
     )
     return _with_drafts(asked, found)
@@ -361,18 +355,18 @@ def needed_tensors(
     return needed
 
 
-def stored_format(found: FoundModel) -> WeightFormat:
+def _stored_format(held: HeldTensors, gguf_architecture: str | None) -> WeightFormat:
     """What weights and activations are where nobody says it: as the checkpoint, or bf16."""
-    if found.checkpoint.gguf_architecture is not None:
+    if gguf_architecture is not None:
         # A file may have any type for each matrix; none is rounded but routers, which converters
         # widen.
         has_fp32 = any(
-            found.tensors[name].dtype == "F32"
-            for name, shape in found.shapes.items()
-            if len(shape) > 1 and not is_router(found.spec, name) and not name.endswith(".bias")
+            held.tensors[name].dtype == "F32"
+            for name, shape in held.shapes.items()
+            if len(shape) > 1 and not is_router(held.spec, name) and not name.endswith(".bias")
         )
         return "fp32" if has_fp32 else "bf16"
-    return "fp32" if found.tensors[found.spec.names.embedding].dtype == "F32" else "bf16"
+    return "fp32" if held.tensors[held.spec.names.embedding].dtype == "F32" else "bf16"
 
 
 def _to_bf16(value: float) -> float:

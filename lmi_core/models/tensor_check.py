@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from lmi_core.errors import ModelError
-from lmi_core.models.expert_tensors import expert_shapes, unread_experts
+from lmi_core.models.expert_tensors import expert_shapes, unread_experts, with_layout
 from lmi_core.models.kv_scales import kv_scale_names
 from lmi_core.models.linears import layer_linears
 from lmi_core.models.spec import DecoderSpec, LatentSpec
@@ -24,16 +25,39 @@ from lmi_core.weights.safetensors_file import TensorInfo
 from lmi_core.weights.tensor_faults import tensor_faults
 
 FLOAT_DTYPES = ("F32", "F16", "BF16")
+_LANGUAGE_MODEL = "language_model."
+"""In names of a multimodal model's tensors that are its language model's."""
+_OLD_NAMES = {"embed_out.weight": "lm_head.weight"}
+_OLD_ENDINGS = {".gamma": ".weight", ".beta": ".bias"}
+"""Of norms' tensors, in checkpoints that were once TensorFlow's."""
+_WRAPPERS = ("module.", "_orig_mod.", "base_model.model.")
+"""What training in parallel, torch.compile and PEFT put before every name."""
+_NOT_LANGUAGE = ("vision_tower.", "multi_modal_projector.")
 
 
-def held_tensors(
-    checkpoint: Checkpoint,
-    layout: Layout | None,
-    spec: DecoderSpec,
-    tensors: Mapping[str, TensorInfo],
-) -> tuple[dict[str, tuple[int, ...]], StoredLayers, tuple[str, ...]]:
-    """Name and shape of what ``spec`` needs, the matrices among it that ``tensors`` hold as
-    ``layout`` says, and the names of scales of an fp8 KV cache. Raises as ``check_tensors``."""
+class HeldTensors(NamedTuple):
+    """What a checkpoint holds of a model, by the names that our weights have."""
+
+    spec: DecoderSpec
+    """With the head and the layout of experts that the tensors are of."""
+    tensors: Mapping[str, TensorInfo]
+    shapes: dict[str, tuple[int, ...]]
+    """Of what the spec needs."""
+    quantized: StoredLayers
+    """The matrices among it that are in integers."""
+    kv_scales: tuple[str, ...]
+    """The tensors that are scales of an fp8 KV cache."""
+
+
+def held_tensors(checkpoint: Checkpoint, layout: Layout | None, spec: DecoderSpec) -> HeldTensors:
+    """What ``checkpoint``, whose matrices may be as ``layout`` says, holds of the model of
+    ``spec``. Raises as ``check_tensors``."""
+    tensors = checkpoint.tensors
+    if checkpoint.gguf_architecture is None:
+        tensors = _text_tensors(tensors, spec.names)
+    spec = _with_own_head(spec, tensors, is_part="text_config" in checkpoint.config.values)
+    if spec.experts is not None:
+        spec = with_layout(spec, tensors)
     names, shapes = spec.names, expected_shapes(spec)
     kv_scales = kv_scale_names(spec, names, tensors)
     tables = (names.embedding, names.positions, names.token_types, names.relative_bias)
@@ -41,7 +65,37 @@ def held_tensors(
     quantized = StoredLayers(layout, matrices, tensors)
     _check_quantized(checkpoint, quantized)
     check_tensors(checkpoint.path, spec, shapes, tensors, quantized, kv_scales)
-    return shapes, quantized, kv_scales
+    return HeldTensors(spec, tensors, shapes, quantized, kv_scales)
+
+
+def _text_tensors(tensors: Mapping[str, TensorInfo], names: WeightNames) -> dict[str, TensorInfo]:
+    """A checkpoint's tensors by the names that ``names`` are of: a multimodal model's without those
+    of its other parts, those of a file that was saved without its head with their prefix, and older
+    names as today's."""
+    tensors = _renamed(tensors)
+    prefix = names.embedding.partition(".")[0] + "."
+    adds_prefix = names.embedding.removeprefix(prefix) in tensors
+    kept = {}
+    for name, tensor in tensors.items():
+        if name.removeprefix("model.").startswith(_NOT_LANGUAGE):
+            continue
+        ours = _OLD_NAMES.get(name, name.replace(_LANGUAGE_MODEL, "", 1))
+        if adds_prefix and not ours.startswith((prefix, names.head)):
+            ours = prefix + ours
+        kept[ours] = tensor if ours == name else replace(tensor, name=ours)
+    return kept
+
+
+def _renamed(tensors: Mapping[str, TensorInfo]) -> Mapping[str, TensorInfo]:
+    """Without wrappers that every name has, and with today's endings."""
+    wrapper = next((w for w in _WRAPPERS if tensors and all(n.startswith(w) for n in tensors)), "")
+    renamed = {}
+    for name, tensor in tensors.items():
+        ours = name.removeprefix(wrapper)
+        for old, new in _OLD_ENDINGS.items():
+            ours = ours.removesuffix(old) + new if ours.endswith(old) else ours
+        renamed[ours] = tensor if ours == name else replace(tensor, name=ours)
+    return renamed if not wrapper else _renamed(renamed)
 
 
 def check_tensors(
@@ -89,7 +143,7 @@ def check_tensors(
         raise tensor_faults(path, what, problems, field="model")
 
 
-def with_own_head(
+def _with_own_head(
     spec: DecoderSpec, tensors: Mapping[str, TensorInfo], *, is_part: bool
 ) -> DecoderSpec:
     """``spec``, not tied where a checkpoint has a head that differs from its embedding, whatever

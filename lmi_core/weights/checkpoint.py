@@ -34,25 +34,19 @@ class Checkpoint:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.config = read_hf_config(path)
+        gguf = self.config.values.get("gguf")
+        settings = gguf if isinstance(gguf, dict) else {}
+        self.gguf_architecture = str(settings["architecture"]) if settings else None
+        """What a GGUF file calls its architecture; None: the model isn't in one."""
+        notes = settings.get("notes")
+        self.gguf_notes = tuple(map(str, notes)) if isinstance(notes, list) else ()
+        """What its GGUF file doesn't say, or says in vain."""
         self._states: dict[Path, FileState] = {}
 
     @cached_property
     def quantization(self) -> QuantizationSettings | None:
         """What its files say of how it is quantised; None: it isn't."""
         return read_settings(self.config)
-
-    @property
-    def gguf_architecture(self) -> str | None:
-        """What a GGUF file calls its architecture; None: the model isn't in one."""
-        settings = self.config.values.get("gguf")
-        return str(settings["architecture"]) if isinstance(settings, dict) else None
-
-    @property
-    def gguf_notes(self) -> tuple[str, ...]:
-        """What its GGUF file doesn't say, or says in vain."""
-        settings = self.config.values.get("gguf")
-        notes = settings.get("notes") if isinstance(settings, dict) else None
-        return tuple(map(str, notes)) if isinstance(notes, list) else ()
 
     @cached_property
     def tensors(self) -> Mapping[str, TensorInfo]:
