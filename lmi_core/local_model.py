@@ -16,7 +16,7 @@ from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.text.chat import ChatTemplate
 
 if TYPE_CHECKING:
-    from lmi_core.models.loader import FoundModel
+    from lmi_core.models.found_model import FoundModel
 
 
 @dataclass(frozen=True, slots=True)

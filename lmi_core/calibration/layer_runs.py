@@ -14,9 +14,9 @@ import numpy as np
 
 from lmi_core import _native, ops
 from lmi_core.models.decoder import Decoder
-from lmi_core.models.decoder_weights import load_decoder, load_layer
+from lmi_core.models.found_model import FoundModel
 from lmi_core.models.linears import LayerLinear
-from lmi_core.models.loader import FoundModel, needed_tensors
+from lmi_core.models.loader import load_decoder, load_layer
 from lmi_core.models.smoothing import LayerFactors
 from lmi_core.models.tensor_reader import Progress, TensorReader
 from lmi_core.models.weight_packing import WeightPacking
@@ -91,12 +91,9 @@ class LayerRuns:
         self.max_tokens = min(MAX_TOKENS, spec.max_positions)
         self._instruction_set = instruction_set
         backend = NativeWeights(instruction_set, num_threads)
-        tensors = needed_tensors([*found.shapes], found.tensors, found.quantized)
-        packing = WeightPacking(backend, "fp32", None)
-        self.reader = ReplacedReader(tensors, found.quantized, backend, packing, progress)
-        without_layers = load_decoder(
-            self.reader, replace(spec, has_head=False), "fp32", (), fuses_gate=True
-        )
+        self.reader = ReplacedReader(found, WeightPacking(backend, "fp32", None), progress)
+        headless = replace(spec, has_head=False)
+        without_layers = load_decoder(self.reader, headless, (), fuses_gate=True)
         num_blocks = -(-self.max_tokens // _BLOCK_SIZE)
         attention = spec.attention
         self._cache = _native.KvCache(

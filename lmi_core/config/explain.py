@@ -27,7 +27,7 @@ from lmi_core.config.targets.server_config import ServerConfig
 from lmi_core.text.printable import printable
 
 if TYPE_CHECKING:
-    from lmi_core.models.loader import FoundModel
+    from lmi_core.models.found_model import FoundModel
 
 EXIT_USABLE = 0
 EXIT_WARNINGS = 1

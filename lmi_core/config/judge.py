@@ -24,7 +24,7 @@ from lmi_core.settings.placement import VISIBLE
 from lmi_core.weights.checkpoint import weight_files
 
 if TYPE_CHECKING:
-    from lmi_core.models.loader import FoundModel
+    from lmi_core.models.found_model import FoundModel
 
 _Check = Callable[[], "tuple[str, ...] | FoundModel | None"]
 """Raises UserError for what can't be served; what it returns are warnings, or a model that has
@@ -194,7 +194,7 @@ def _check_native(
 ) -> FoundModel:
     from lmi_core.adapters.adapter import check_adapter_fits
     from lmi_core.models.draft_model import FIELD as DRAFT_FIELD
-    from lmi_core.models.loader import find_model
+    from lmi_core.models.found_model import find_model
     from lmi_core.runners.cpu.memory_needs import check_copies, check_memory, find_cpu_model
     from lmi_core.text.tokenizer import Tokenizer
 

@@ -10,7 +10,7 @@ from lmi_core.config.model_config import ModelConfig
 from lmi_core.weights.quantized.methods import GGUF, MXFP4, stored_as
 
 if TYPE_CHECKING:
-    from lmi_core.models.loader import FoundModel
+    from lmi_core.models.found_model import FoundModel
     from lmi_core.settings.engine_config import EngineConfig
     from lmi_core.weights.formats import RowRounding
 

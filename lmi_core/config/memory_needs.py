@@ -50,7 +50,7 @@ def memory_needs(model: ModelConfig, directory: Path | None, draft: Path | None 
 
 def _needs(model: ModelConfig, directory: Path, draft: Path | None) -> MemoryNeeds:
     from lmi_core import _native
-    from lmi_core.models.loader import find_model
+    from lmi_core.models.found_model import find_model
     from lmi_core.runners.cpu.memory_needs import estimate_copies
 
     config = model.engine_config(directory, draft=draft)

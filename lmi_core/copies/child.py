@@ -28,7 +28,7 @@ from lmi_core.sandbox import message
 from lmi_core.weights.repack_cache import discard_partial_files
 
 if TYPE_CHECKING:
-    from lmi_core.models.loader import FoundModel
+    from lmi_core.models.found_model import FoundModel
     from lmi_core.settings.engine_config import EngineConfig
 
 _CONNECT_S = 60.0

@@ -36,7 +36,7 @@ from lmi_core.weights.gguf.directory import model_directory
 from lmi_core.weights.hf_config import check_directory
 
 if TYPE_CHECKING:
-    from lmi_core.models.loader import FoundModel
+    from lmi_core.models.found_model import FoundModel
 
 T = TypeVar("T")
 

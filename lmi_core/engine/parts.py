@@ -18,7 +18,7 @@ from lmi_core.structured.matcher import GrammarLibrary
 from lmi_core.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from lmi_core.models.loader import FoundModel
+    from lmi_core.models.found_model import FoundModel
 
 
 class TextParts:

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from lmi_core.errors import UserError
-from lmi_core.models.pooling import PoolingSpec, read_pooling, task_of
+from lmi_core.models.pooling import PoolingSpec
 from lmi_core.models.pooling_head import HeadLayer
 from lmi_core.models.rope_config import rope_spec, scaled_max_positions
 from lmi_core.models.spec import (
@@ -18,7 +17,6 @@ from lmi_core.models.spec import (
     NormSpec,
     RopeSpec,
 )
-from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.weights.hf_config import HfConfig, UnsupportedSettingError
 
 _ACTIVATIONS: dict[str, Activation] = {
@@ -91,28 +89,6 @@ class Family:
         if isinstance(text, dict):
             values = {**values, **text, "architectures": values.get("architectures")}
         return replace(config, values=values, keys=self.keys)
-
-
-def spec_and_pooling(
-    family: Family, config: HfConfig, asked: EngineConfig
-) -> tuple[DecoderSpec, PoolingSpec | None]:
-    """What ``config``, the text's part of a config.json, and the files beside it say of a model.
-    Raises UserError for a task that isn't the model's."""
-    spec = family.read_spec(config)
-    task = task_of(config.path.parent, config.architecture, asked.task)
-    pooling = read_pooling(config, task, is_causal=spec.is_causal)
-    if pooling is None:
-        return spec, None
-    if not spec.is_causal and asked.kv_dtype.startswith(("int8", "fp8")):
-        raise UserError(
-            f"kv_dtype is {asked.kv_dtype}, but {config.architecture} keeps no keys and values "
-            "beyond a step: leave it out",
-            field="kv_dtype",
-        )
-    pooling = replace(
-        pooling, normalizes=asked.normalize, tells_pairs_apart=spec.num_token_types > 1
-    )
-    return family.pooled(spec, config, pooling), pooling
 
 
 def attention_spec(

@@ -1,58 +1,42 @@
-"""From a model directory to a decoder's spec and packed weights."""
+"""From a model that was found to its weights, packed layer by layer."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from lmi_core.errors import MissingExtraError, ModelError, UserError
-from lmi_core.models.decoder_weights import load_decoder, load_whole_head
-from lmi_core.models.draft_model import FIELD as DRAFT_MODEL
-from lmi_core.models.draft_model import (
-    DraftHeads,
-    check_vocabulary,
-    draft_config,
-    find_draft_heads,
-)
 from lmi_core.models.eagle_head import EagleHead
-from lmi_core.models.expert_tensors import is_router
-from lmi_core.models.family import spec_and_pooling
-from lmi_core.models.gguf_spec import gguf_spec
+from lmi_core.models.experts import load_experts
+from lmi_core.models.found_model import FoundModel, find_model
 from lmi_core.models.kv_scales import LayerScales, read_kv_scales
+from lmi_core.models.latent_attention import load_latent
+from lmi_core.models.linears import LayerLinear, rotate_half_order
 from lmi_core.models.pooling import PoolingSpec
 from lmi_core.models.pooling_head import PoolingHead
 from lmi_core.models.pooling_layers import load_pooling_head
-from lmi_core.models.registry import family_of
-from lmi_core.models.rope_config import override_rope
-from lmi_core.models.slices import WHOLE, Slicing, slicing_of
-from lmi_core.models.smoothing import LayerFactors, Smoothing
+from lmi_core.models.slices import WHOLE, Slicing
+from lmi_core.models.smoothing import LayerFactors, Smoothing, divided
 from lmi_core.models.spec import DecoderSpec
-from lmi_core.models.tensor_check import HeldTensors, held_tensors
 from lmi_core.models.tensor_reader import Progress, TensorReader
 from lmi_core.models.weight_packing import WeightPacking
 from lmi_core.models.weights import (
     DecoderWeights,
+    LayerWeights,
     Linear,
+    Norm,
     WeightBackend,
-    answer_matrix,
-    is_transposed,
+    bias_name,
+    qk_norm_tensors,
 )
-from lmi_core.settings.engine_config import DType, EngineConfig, check_max_model_len
+from lmi_core.settings.engine_config import DType, EngineConfig
 from lmi_core.settings.engine_config import Quantization as Quantize
 from lmi_core.settings.lora_config import LoraConfig
-from lmi_core.text.calibration_text import read_text
-from lmi_core.text.tokenizer import Tokenizer
-from lmi_core.weights.checkpoint import Checkpoint
-from lmi_core.weights.formats import PackFormat, Quantization, WeightFormat
-from lmi_core.weights.fp8_checkpoint import FP8_DTYPES, scale_of
-from lmi_core.weights.hf_config import HfConfig
-from lmi_core.weights.quantized.checkpoint import layout_of, notes_on_rows, quantization_at_load
-from lmi_core.weights.quantized.stored_layers import StoredLayers
-from lmi_core.weights.safetensors_file import TensorInfo
+from lmi_core.weights.formats import FloatArray, WeightFormat
+from lmi_core.weights.matrix import as_floats, unit_rows
 
 _log = logging.getLogger(__name__)
 
@@ -80,152 +64,6 @@ class LoadedModel:
     """The output head of the whole model, where a head that drafts has none."""
     kv_scales: tuple[LayerScales, ...] = ()
     """For an fp8 KV cache, of each layer; empty: the checkpoint has none."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FoundModel:
-    """What a directory's headers and settings say of a model that can be loaded."""
-
-    asked: EngineConfig
-    """What it is to be loaded with."""
-    checkpoint: Checkpoint
-    config: HfConfig
-    """Of the language model, with the rotary settings that were asked for."""
-    spec: DecoderSpec
-    shapes: Mapping[str, tuple[int, ...]]
-    tensors: Mapping[str, TensorInfo]
-    dtype: WeightFormat
-    """Of activations, and of what isn't quantised."""
-    quantized: StoredLayers
-    quantize: Quantization | None
-    """What matrices are quantised to while they are loaded."""
-    pooling: PoolingSpec | None
-    kv_scales: tuple[str, ...]
-    """The tensors that are scales of an fp8 KV cache."""
-    slicing: Slicing
-    """What rank 0 has of it; ``WHOLE``: it is computed by one process."""
-    keeps_orders: bool
-    """Whether int4 whose inputs are in another order stays so, and isn't widened."""
-    notes: tuple[str, ...]
-    """What is served otherwise than the files say, for explanations and the log."""
-    tokenizer: Tokenizer | None = None
-    """Where it was read already: that of the one engine which takes this."""
-    draft: FoundModel | None = None
-    """What drafts for it."""
-    heads: DraftHeads | None = None
-    """What drafts for it instead."""
-
-    @property
-    def drafted_by(self) -> str:
-        """In words; "": nobody drafts for it."""
-        if self.draft is not None:
-            return str(self.draft.asked.model)
-        return "" if self.heads is None else self.heads.description
-
-    @property
-    def models(self) -> tuple[FoundModel, ...]:
-        """It, and what drafts for it."""
-        return (self,) if self.draft is None else (self, self.draft)
-
-
-def find_model(asked: EngineConfig) -> FoundModel:
-    """Read and check all but the weights of the model of ``asked``.
-
-    Raises ModelError, naming every tensor that is missing, unexpected or of the wrong shape, and
-    UserError for a length, a task or a degree of ranks that the model doesn't have.
-    """
-    checkpoint = Checkpoint(asked.model)
-    layout = layout_of(checkpoint.quantization)
-    made = quantization_at_load(checkpoint, asked.quantize)
-    if made == "smoothquant":
-        _check_smoothquant(asked)
-    family = family_of(checkpoint.config.architecture)
-    config = override_rope(family.text_config(checkpoint.config), asked)
-    spec, pooling = spec_and_pooling(family, config, asked)
-    if (architecture := checkpoint.gguf_architecture) is not None:
-        spec = gguf_spec(spec, architecture, checkpoint.tensors)
-        _check_gguf(asked)
-    for token_id in config.eos_token_ids:
-        if token_id >= spec.vocab_size:
-            raise config.error(
-                "eos_token_id", f"{token_id} is beyond the vocabulary of {spec.vocab_size}"
-            )
-    held = held_tensors(checkpoint, layout, spec)
-    spec, shapes = held.spec, held.shapes
-    if pooling is not None and pooling.answers is not None:
-        shapes[answer_matrix(spec)] = (spec.vocab_size, spec.hidden_size)
-    check_max_model_len(asked.max_model_len, spec.max_positions)
-    slicing = slicing_of(asked, spec)
-    keeps_orders = made is None and _keeps_orders(asked, spec, slicing)
-    found = FoundModel(
-        asked=asked,
-        checkpoint=checkpoint,
-        config=config,
-        spec=spec,
-        shapes=shapes,
-        tensors=held.tensors,
-        dtype=_stored_format(held, architecture) if asked.dtype == "auto" else asked.dtype,
-        quantized=held.quantized,
-        quantize=made,
-        pooling=pooling,
-        kv_scales=held.kv_scales,
-        slicing=slicing,
-        keeps_orders=keeps_orders,
-        notes=(
-            *spec.notes,
-            *checkpoint.gguf_notes,
-            *notes_on_rows(checkpoint, asked, made, keeps_orders=keeps_orders),
-            *_notes(spec, asked.max_model_len, checkpoint, held.tensors),
-        ),
-    )
-    return _with_drafts(asked, found)
-
-
-def _with_drafts(asked: EngineConfig, found: FoundModel) -> FoundModel:
-    """``found``, which is for ``asked``, with what drafts for it. Raises ModelError that says of
-    what it speaks."""
-    path = None if asked.speculation is None else asked.speculation.draft_model
-    if path is None:
-        return found
-    try:
-        if found.pooling is not None or not found.spec.has_head:
-            raise ModelError(f"{asked.model} gives embeddings or scores: nothing is drafted for it")
-        config = draft_config(asked)
-        if config is None:
-            return replace(found, heads=find_draft_heads(path, found.spec))
-        draft = replace(find_model(replace(config, speculation=None)), asked=config)
-        check_vocabulary(asked.model, path)
-    except MissingExtraError:
-        raise
-    except UserError as error:
-        raise ModelError(f"the draft model: {error}", field=DRAFT_MODEL) from None
-    return replace(found, draft=draft)
-
-
-def _notes(
-    spec: DecoderSpec,
-    max_model_len: int | None,
-    checkpoint: Checkpoint,
-    tensors: Mapping[str, TensorInfo],
-) -> Iterator[str]:
-    served = max_model_len or spec.max_positions
-    for kind, first in {(rope.kind, rope.original_max_positions) for rope in spec.ropes}:
-        if kind in ("longrope", "dynamic") and served > first:
-            yield (
-                f"rotary positions of type {kind}: as up to {served} tokens are served, all "
-                f"requests get the factors of long contexts, also those of up to {first} tokens; "
-                f"option.max_model_len={first} serves these as the model was trained"
-            )
-    if "auto_map" in checkpoint.config.values:
-        yield (
-            f"the code that comes with the model isn't run: {spec.architecture} is computed by "
-            "this engine's own description"
-        )
-    if num_others := len(checkpoint.tensors) - len(tensors):
-        yield (
-            f"{num_others} tensors of other parts than the language model are left out: this model "
-            "is served for text"
-        )
 
 
 def load_model(
@@ -263,110 +101,46 @@ def load_weights(
     itself, which adapters must come before. ``smoothing``: of a model that is quantised so.
     Raises ModelError for damage inside of tensors.
     """
-    asked, config, spec, made = found.asked, found.config, found.spec, found.quantize
+    path, spec, slicing = found.asked.model, found.spec, found.slicing
     for note in found.notes:
-        _log.warning("%s: %s", asked.model, note)
-    weight_format, slicing = found.dtype, found.slicing
-    if spec.rounds_embedding_scale and weight_format == "bf16":
+        _log.warning("%s: %s", path, note)
+    if spec.rounds_embedding_scale and found.dtype == "bf16":
         spec = replace(spec, embedding_scale=_to_bf16(spec.embedding_scale))
-    keeps_halves = found.checkpoint.gguf_architecture is not None
-    needed = needed_tensors([*found.shapes, *found.kv_scales], found.tensors, found.quantized)
     factors = _layer_factors(spec, smoothing, keeps_values=bool(found.kv_scales))
     packing = WeightPacking(
         backend,
-        weight_format,
-        made,
-        keeps_halves=keeps_halves,
+        found.dtype,
+        found.quantize,
+        keeps_halves=found.checkpoint.gguf_architecture is not None,
         keeps_orders=found.keeps_orders,
     )
-    transposed = {name for name in needed if is_transposed(found.spec, name)}
-    reader = TensorReader(needed, found.quantized, backend, packing, progress, transposed)
-    head_format: PackFormat = weight_format if made is None else "int8"
-    fuses_gate = asked.lora is None
-    weights = load_decoder(
-        reader, spec, head_format, factors, fuses_gate=fuses_gate, slicing=slicing
-    )
-    whole_head = None
+    reader = TensorReader(found, packing, progress)
+    fuses_gate = found.asked.lora is None
+    weights = load_decoder(reader, spec, factors, fuses_gate=fuses_gate, slicing=slicing)
+    whole_head, pooling_head = None, None
+    kv_scales: tuple[LayerScales, ...] = ()
     if slicing.num_ranks > 1 and isinstance(found.heads, EagleHead) and not found.heads.has_head:
-        whole_head = load_whole_head(reader, spec)
-    head = (
-        None
-        if found.pooling is None
-        else load_pooling_head(reader, asked.model, spec, found.pooling)
-    )
+        whole_head = _load_whole_head(reader, spec)
+    if found.pooling is not None:
+        pooling_head = load_pooling_head(reader, path, spec, found.pooling)
+    if found.kv_scales:
+        kv_scales = read_kv_scales(path, spec, found.kv_scales, reader.vector)
+    reader.check_files()
     packing.report()
-    model = LoadedModel(
-        path=asked.model,
+    return LoadedModel(
+        path=path,
+        quantize=found.quantize or packing.kept_format,
         spec=slicing.spec(spec),
         whole_spec=spec,
         weights=weights,
-        dtype=weight_format,
-        quantize=made or packing.kept_format,
-        eos_token_ids=config.eos_token_ids,
+        dtype=found.dtype,
+        eos_token_ids=found.config.eos_token_ids,
         pooling=found.pooling,
-        head=head,
+        head=pooling_head,
         slicing=slicing,
         whole_head=whole_head,
-        kv_scales=read_kv_scales(asked.model, spec, found.kv_scales, reader.vector)
-        if found.kv_scales
-        else (),
+        kv_scales=kv_scales,
     )
-    reader.check_files()
-    return model
-
-
-def _keeps_orders(asked: EngineConfig, spec: DecoderSpec, slicing: Slicing) -> bool:
-    """Rows are put into a matrix's order as they are rounded, for one matrix as a whole."""
-    rounds_rows = asked.device == "cpu" and asked.activations != "bf16"
-    return rounds_rows and spec.experts is None and slicing.is_whole
-
-
-def _check_smoothquant(asked: EngineConfig) -> None:
-    read_text(asked.calibration_file)
-    if asked.lora is not None:
-        raise ModelError(
-            "quantize=smoothquant changes what adapters would read: leave option.enable_lora out, "
-            "or write quantize=int8",
-            field="option.enable_lora",
-        )
-
-
-def _check_gguf(asked: EngineConfig) -> None:
-    if asked.lora is not None:
-        raise ModelError(
-            f"{asked.model} is in GGUF, whose layers LoRA adapters don't name: leave the adapters "
-            "out, or serve the model in safetensors",
-            field="option.enable_lora",
-        )
-
-
-def needed_tensors(
-    names: Sequence[str], tensors: Mapping[str, TensorInfo], quantized: StoredLayers
-) -> dict[str, TensorInfo]:
-    """The tensors to be read for ``names``."""
-    needed = {name: tensors[name] for name in quantized.spare_biases}
-    for name in names:
-        if name in quantized:
-            needed |= quantized.tensors_of(name)
-            continue
-        needed[name] = tensors[name]
-        if tensors[name].dtype in FP8_DTYPES and (scale := scale_of(tensors[name], tensors)):
-            needed[scale.name] = scale
-    return needed
-
-
-def _stored_format(held: HeldTensors, gguf_architecture: str | None) -> WeightFormat:
-    """What weights and activations are where nobody says it: as the checkpoint, or bf16."""
-    if gguf_architecture is not None:
-        # A file may have any type for each matrix; none is rounded but routers, which converters
-        # widen.
-        has_fp32 = any(
-            held.tensors[name].dtype == "F32"
-            for name, shape in held.shapes.items()
-            if len(shape) > 1 and not is_router(held.spec, name) and not name.endswith(".bias")
-        )
-        return "fp32" if has_fp32 else "bf16"
-    return "fp32" if held.tensors[held.spec.names.embedding].dtype == "F32" else "bf16"
 
 
 def _to_bf16(value: float) -> float:
@@ -382,3 +156,157 @@ def _layer_factors(
         return (LayerFactors(),) * spec.num_layers
     layers = range(spec.num_layers)
     return tuple(smoothing.factors(spec, i, keeps_values=keeps_values) for i in layers)
+
+
+def load_decoder(
+    reader: TensorReader,
+    spec: DecoderSpec,
+    factors: Sequence[LayerFactors],
+    *,
+    fuses_gate: bool,
+    slicing: Slicing = WHOLE,
+) -> DecoderWeights:
+    """All that ``spec`` has, with as many layers as there are ``factors``, or of it what
+    ``slicing`` says."""
+    names, head_format = spec.names, reader.packing.head_format
+    head: Linear | None = None
+    tokens = slice(*slicing.vocabulary(spec.vocab_size)) if slicing.num_ranks > 1 else None
+    if not spec.has_head:
+        pass
+    elif spec.tied_head:
+        head = reader.tied_head(names.embedding, names.head, head_format, tokens)
+    else:
+        rows = None if tokens is None else np.arange(tokens.start, tokens.stop)
+        head = reader.linear([names.head], format=head_format, rows=rows, normed=spec.normed_head)
+    projections = [
+        reader.linear([name], format=head_format) if name else None
+        for name in (names.project_in, names.project_out)
+    ]
+    relative_bias = None
+    if names.relative_bias:
+        own_heads = slice(*slicing.q_heads(spec.attention.num_q_heads))
+        relative_bias = reader.vector(names.relative_bias)[:, own_heads]
+    return DecoderWeights(
+        embedding=reader.table(names.embedding),
+        positions=reader.table(names.positions) if names.positions else None,
+        token_types=reader.floats(names.token_types) if names.token_types else None,
+        relative_bias=relative_bias,
+        embedding_norm=_load_norm(reader, spec, "", names.embedding_norm),
+        project_in=projections[0],
+        project_out=projections[1],
+        layers=tuple(
+            load_layer(reader, spec, i, of_layer, fuses_gate=fuses_gate, slicing=slicing)
+            for i, of_layer in enumerate(factors)
+        ),
+        final_norm=_load_norm(reader, spec, "", names.final_norm, spec.logit_scale),
+        head=head,
+    )
+
+
+def _load_whole_head(reader: TensorReader, spec: DecoderSpec) -> Linear:
+    """The output head in int8, for drafts alone, of a model whose ranks have parts of it."""
+    name = spec.names.embedding if spec.tied_head else f"{spec.names.head}.weight"
+    matrix = reader.matrix(name)
+    if spec.normed_head:
+        [floats] = as_floats([matrix])
+        matrix = unit_rows(floats)
+    weight = reader.packing.pack([matrix], [f"whole {name}"], format="int8")
+    return Linear(weight)
+
+
+def load_layer(
+    reader: TensorReader,
+    spec: DecoderSpec,
+    layer_id: int,
+    factors: LayerFactors,
+    *,
+    fuses_gate: bool,
+    slicing: Slicing = WHOLE,
+) -> LayerWeights:
+    """One layer, whose linears' inputs are divided as ``factors`` say."""
+    names, attention = spec.names, spec.attention
+    prefix = names.layer.format(layer=layer_id)
+
+    def linear(linear: LayerLinear, *, gated: bool = False) -> Linear | None:
+        if linear not in linears:
+            return None
+        source, own, inputs = linears[linear]
+        rows, divisors = source.rows, factors.rows.get(linear)
+        if own is not None:
+            rows = own if rows is None else rows[own]
+            divisors = None if divisors is None else divisors[own]
+        return reader.linear(
+            [prefix + name for name, _ in source.modules],
+            gated=gated,
+            rows=rows,
+            transposed=names.transposed,
+            inputs=inputs,
+            column_factors=factors.columns.get(linear),
+            row_divisors=divisors,
+        )
+
+    def norm(name: str, reader_of_it: LayerLinear) -> Norm | None:
+        loaded, by = _load_norm(reader, spec, prefix, name), factors.columns.get(reader_of_it)
+        return loaded if loaded is None or by is None else divided(loaded, by)
+
+    linears = slicing.linears(spec, layer_id)
+    q_heads = slice(*slicing.q_heads(attention.num_q_heads))
+    kv_heads = slice(*slicing.kv_heads(attention.num_kv_heads))
+    output = linear(LayerLinear.ATTENTION_OUTPUT)
+    assert output is not None
+    experts, shared = None, None
+    if spec.experts is not None and spec.experts.sparse[layer_id]:
+        experts, shared = load_experts(reader, spec, spec.experts, layer_id, slicing)
+    has_norm = layer_id > 0 or not spec.first_layer_normed
+    return LayerWeights(
+        attention_norm=norm(names.attention_norm * has_norm, LayerLinear.QKV),
+        qkv=linear(LayerLinear.QKV),
+        latent=None if attention.latent is None else load_latent(reader, spec, prefix, slicing),
+        q_norm=_load_qk_norm(reader, spec, prefix, names.q_norm, attention.num_q_heads, q_heads),
+        k_norm=_load_qk_norm(reader, spec, prefix, names.k_norm, attention.num_kv_heads, kv_heads),
+        sinks=reader.vector(prefix + names.sinks)[q_heads] if names.sinks else None,
+        attention_output=output,
+        attention_post_norm=_load_norm(reader, spec, prefix, names.attention_post_norm),
+        mlp_norm=norm(names.mlp_norm, LayerLinear.GATE_UP),
+        gate_up=linear(LayerLinear.GATE_UP, gated=fuses_gate and spec.gated),
+        down=linear(LayerLinear.DOWN),
+        experts=experts,
+        shared_expert=shared,
+        mlp_post_norm=_load_norm(reader, spec, prefix, names.mlp_post_norm),
+    )
+
+
+def _load_norm(
+    reader: TensorReader, spec: DecoderSpec, prefix: str, name: str, scale: float = 1.0
+) -> Norm | None:
+    """``scale``: of its results."""
+    if not name:
+        return None
+    if not spec.norm.has_weight:
+        return Norm(None if scale == 1.0 else np.full(spec.hidden_size, scale, np.float32))
+    offset, factor = np.float32(spec.norm.offset), np.float32(scale)
+    weight = (reader.vector(prefix + name) + offset) * factor
+    return Norm(
+        weight, reader.vector(prefix + bias_name(name)) * factor if spec.norm.bias else None
+    )
+
+
+def _load_qk_norm(
+    reader: TensorReader, spec: DecoderSpec, prefix: str, name: str, num_heads: int, own: slice
+) -> Norm | None:
+    """For every one of these heads where they aren't all normed by one weight, in our order of
+    dimensions."""
+    qk_norm, head_dim = spec.attention.qk_norm, spec.attention.head_dim
+    if not qk_norm:
+        return None
+    order = rotate_half_order(spec)
+
+    def read(tensors: list[str]) -> FloatArray:
+        heads = np.concatenate([reader.vector(prefix + tensor).ravel() for tensor in tensors])
+        heads = heads.reshape(-1, head_dim)
+        if qk_norm != "head":
+            heads = np.broadcast_to(heads, (num_heads, head_dim))[own]
+        return np.ascontiguousarray(heads if order is None else heads[:, order]).ravel()
+
+    weight = read(qk_norm_tensors(name, num_heads)) + np.float32(spec.norm.offset)
+    return Norm(weight, read([bias_name(name)]) if qk_norm == "layer" else None)

@@ -61,13 +61,9 @@ def linear_shapes(spec: DecoderSpec, slicing: Slicing = WHOLE) -> list[LinearSha
 def own_linears(spec: DecoderSpec, slicing: Slicing) -> Iterator[OwnLinear]:
     """What a rank of the model of ``spec`` has."""
     for layer_id in range(spec.num_layers):
-        sources = layer_linears(spec, layer_id)
-        inner = sources[LayerLinear.DOWN].num_inputs if LayerLinear.DOWN in sources else 0
-        for linear, source in sources.items():
+        for linear, (source, rows, bounds) in slicing.linears(spec, layer_id).items():
             whole_id = linear_id(layer_id, linear)
-            bounds = slicing.inputs(linear, source, spec.attention.num_q_heads)
             if bounds is None:
-                rows = slicing.rows(spec, linear, source, inner)
                 num_outputs = source.num_outputs if rows is None else len(rows)
                 shape = LinearShape(source.num_inputs, num_outputs)
                 yield OwnLinear(linear_id(layer_id, linear, slicing), whole_id, shape, rows)

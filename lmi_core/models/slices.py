@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from lmi_core.errors import UserError
-from lmi_core.models.linears import LayerLinear, LinearSource, RowIds
+from lmi_core.models.linears import LayerLinear, LinearSource, RowIds, layer_linears
 
 if TYPE_CHECKING:
     from lmi_core.models.spec import DecoderSpec
@@ -29,6 +29,17 @@ _VOCAB_UNITS = (64, 16)
 _DEGREE = "tensor_parallel_degree"
 
 Bounds = tuple[tuple[int, int], ...]
+
+
+class SlicedLinear(NamedTuple):
+    """What a rank has of one of a layer's linears."""
+
+    source: LinearSource
+    """Of the whole linear."""
+    rows: RowIds | None
+    """Of its outputs, in our order; None: all of them."""
+    inputs: Bounds | None
+    """Of each slice; None: all of them, as one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +101,21 @@ class Slicing:
             ),
         )
 
-    def qkv_rows(self, spec: DecoderSpec) -> RowIds:
+    def linears(self, spec: DecoderSpec, layer_id: int) -> dict[LayerLinear, SlicedLinear]:
+        """This rank's of a layer of the whole model, which ``spec`` is of."""
+        sources = layer_linears(spec, layer_id)
+        inner = sources[LayerLinear.DOWN].num_inputs if LayerLinear.DOWN in sources else 0
+        num_heads = spec.attention.num_q_heads
+        return {
+            linear: SlicedLinear(
+                source,
+                self._rows(spec, linear, source, inner),
+                self._inputs(linear, source, num_heads),
+            )
+            for linear, source in sources.items()
+        }
+
+    def _qkv_rows(self, spec: DecoderSpec) -> RowIds:
         """Outputs of the whole model's qkv, in our order, that this rank has."""
         attention = spec.attention
         size, kv_size = attention.head_dim, attention.kv_size
@@ -98,14 +123,13 @@ class Slicing:
         k = np.arange(*(size * head for head in self.kv_heads(attention.num_kv_heads)))
         return np.concatenate([q, attention.q_size + k, attention.q_size + kv_size + k])
 
-    def rows(
+    def _rows(
         self, spec: DecoderSpec, linear: LayerLinear, source: LinearSource, inner: int
     ) -> RowIds | None:
-        """Outputs of a layer's linear that this rank has; None: all of them."""
         if self.num_ranks == 1 or linear in (LayerLinear.ATTENTION_OUTPUT, LayerLinear.DOWN):
             return None
         if linear == LayerLinear.QKV:
-            return self.qkv_rows(spec)
+            return self._qkv_rows(spec)
         return self.inner_rows(inner, num_parts=source.num_outputs // inner)
 
     def inner_rows(self, inner: int, num_parts: int) -> RowIds:
@@ -114,8 +138,7 @@ class Slicing:
         own = np.arange(bounds[0][0], bounds[-1][1])
         return np.concatenate([own + part * inner for part in range(num_parts)])
 
-    def inputs(self, linear: LayerLinear, source: LinearSource, num_heads: int) -> Bounds | None:
-        """Inputs of this rank's slices; None: all of them, as one."""
+    def _inputs(self, linear: LayerLinear, source: LinearSource, num_heads: int) -> Bounds | None:
         if self.is_whole or linear not in (LayerLinear.ATTENTION_OUTPUT, LayerLinear.DOWN):
             return None
         if linear == LayerLinear.DOWN:

@@ -15,7 +15,7 @@ from lmi_core.models.spec import DecoderSpec, LatentSpec
 from lmi_core.models.weight_names import WeightNames
 from lmi_core.models.weights import bias_name, is_transposed, qk_norm_tensors
 from lmi_core.weights.checkpoint import Checkpoint
-from lmi_core.weights.float_tensors import holds_same
+from lmi_core.weights.float_tensors import FLOAT_DTYPES, holds_same
 from lmi_core.weights.fp8_checkpoint import FP8_DTYPES, goes_with_fp8, scale_problem
 from lmi_core.weights.gguf.types import BLOCK_TYPES
 from lmi_core.weights.mxfp4 import MXFP4_ENDINGS
@@ -24,7 +24,6 @@ from lmi_core.weights.quantized.stored_layers import StoredLayers
 from lmi_core.weights.safetensors_file import TensorInfo
 from lmi_core.weights.tensor_faults import tensor_faults
 
-FLOAT_DTYPES = ("F32", "F16", "BF16")
 _LANGUAGE_MODEL = "language_model."
 """In names of a multimodal model's tensors that are its language model's."""
 _OLD_NAMES = {"embed_out.weight": "lm_head.weight"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -11,10 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from lmi_core.errors import ModelError
+from lmi_core.models.found_model import FoundModel
 from lmi_core.models.linears import RowIds
 from lmi_core.models.slices import Bounds
 from lmi_core.models.weight_packing import WeightPacking
-from lmi_core.models.weights import Linear, MappedFile, Table, WeightBackend
+from lmi_core.models.weights import Linear, MappedFile, Table, is_transposed
 from lmi_core.ops.graph import JoinedWeight, LinearWeight, SlicedWeight
 from lmi_core.weights.block_matrix import BlockMatrix
 from lmi_core.weights.float_tensors import (
@@ -38,7 +39,6 @@ from lmi_core.weights.matrix import (
     unit_rows,
 )
 from lmi_core.weights.quantized.layout import Blocks, kept_as
-from lmi_core.weights.quantized.stored_layers import StoredLayers
 from lmi_core.weights.safetensors_file import TensorInfo
 
 Progress = Callable[[int, int], None]
@@ -49,24 +49,18 @@ class TensorReader:
     """Takes tensors out of their files, each once, and reports how far it is."""
 
     def __init__(
-        self,
-        tensors: Mapping[str, TensorInfo],
-        quantized: StoredLayers,
-        backend: WeightBackend,
-        packing: WeightPacking,
-        progress: Progress | None,
-        transposed: Set[str] = frozenset(),
+        self, found: FoundModel, packing: WeightPacking, progress: Progress | None
     ) -> None:
-        self._tensors = tensors
-        self._quantized = quantized
-        self._backend = backend
+        self._spec = found.spec
+        self._quantized = found.quantized
+        self._tensors = _needed_tensors(found)
         self.packing = packing
+        self._backend = packing.backend
         self._progress = progress
-        self._transposed = transposed
         self._files: dict[Path, MappedFile] = {}
         self._packed_tables: set[str] = set()
         self._num_bytes_done = 0
-        self._num_bytes = sum(tensor.num_bytes for tensor in tensors.values())
+        self._num_bytes = sum(tensor.num_bytes for tensor in self._tensors.values())
 
     def linear(
         self,
@@ -272,7 +266,7 @@ class TensorReader:
             )
         codes = self._view(name).view(np.uint8).reshape(-1, tensor.shape[-1])
         format = FP8_DTYPES[tensor.dtype]
-        if name in self._transposed:
+        if is_transposed(self._spec, name):
             scales = expand_scales(scales.T, tensor.shape[::-1])
             return Fp8Matrix(codes.T, scales, format).to_float32().T
         return Fp8Matrix(codes, expand_scales(scales, tensor.shape), format)
@@ -320,3 +314,17 @@ class TensorReader:
         self._num_bytes_done += num_bytes
         if self._progress is not None:
             self._progress(self._num_bytes_done, self._num_bytes)
+
+
+def _needed_tensors(found: FoundModel) -> dict[str, TensorInfo]:
+    """The tensors that are read, of all that the checkpoint has."""
+    tensors, quantized = found.tensors, found.quantized
+    needed = {name: tensors[name] for name in quantized.spare_biases}
+    for name in (*found.shapes, *found.kv_scales):
+        if name in quantized:
+            needed |= quantized.tensors_of(name)
+            continue
+        needed[name] = tensors[name]
+        if tensors[name].dtype in FP8_DTYPES and (scale := scale_of(tensors[name], tensors)):
+            needed[scale.name] = scale
+    return needed

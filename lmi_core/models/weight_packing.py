@@ -52,15 +52,16 @@ class WeightPacking:
         self.most_rounding = 0.0
         """The largest change of a scale, relative to it."""
         self.weight_format = weight_format
+        self.head_format: PackFormat = weight_format if quantize is None else "int8"
         self.quantize = quantize
         self.keeps_halves = keeps_halves and backend.keeps_blocks
         self.keeps_orders = keeps_orders and backend.keeps_blocks
-        self._backend = backend
+        self.backend = backend
 
     @property
     def keeps_blocks(self) -> bool:
         """Whether matrices that are in blocks stay so."""
-        return self._backend.keeps_blocks and self.quantize is None
+        return self.backend.keeps_blocks and self.quantize is None
 
     @property
     def kept_format(self) -> str | None:
@@ -155,7 +156,7 @@ class WeightPacking:
         if any(isinstance(part, IntegerMatrix) and part.format != chosen for part in parts):
             parts = [*dense(parts)]
         parts, packed = self._made(parts, chosen)
-        return self._backend.pack(parts, names=names, format=packed, gated=gated)
+        return self.backend.pack(parts, names=names, format=packed, gated=gated)
 
     def _made(
         self, parts: Sequence[Matrix], chosen: PackFormat | Quantization
@@ -175,7 +176,7 @@ class WeightPacking:
             return made, chosen if has_blocks else self.weight_format
         if chosen == "fp8" and not all(isinstance(part, Fp8Matrix) for part in parts):
             in_fp8 = [to_fp8(part) for part in as_floats(parts)]
-            return in_fp8, "fp8" if self._backend.keeps_fp8(in_fp8) else self.weight_format
+            return in_fp8, "fp8" if self.backend.keeps_fp8(in_fp8) else self.weight_format
         return parts, chosen
 
     def _own_format(self, part: Matrix) -> _OwnFormat | None:
@@ -198,7 +199,7 @@ class WeightPacking:
         if any(part.format != chosen for part in coded):
             experts = [[*dense(expert)] for expert in experts]
         made = [self._made(expert, chosen) for expert in experts]
-        return self._backend.pack_experts(
+        return self.backend.pack_experts(
             [parts for parts, _ in made], names=names, format=made[0][1], gated=gated
         )
 
@@ -215,7 +216,7 @@ class WeightPacking:
         if self.quantize is not None:
             return self.quantize
         in_fp8 = [part for part in parts if isinstance(part, Fp8Matrix)]
-        if len(in_fp8) == len(parts) and self._backend.keeps_fp8(in_fp8):
+        if len(in_fp8) == len(parts) and self.backend.keeps_fp8(in_fp8):
             self.kept.add("fp8")
             return "fp8"
         if in_fp8:

@@ -12,7 +12,7 @@ from lmi_core.models.expert_tensors import (
     gate_up_names,
     published_apart,
 )
-from lmi_core.models.loader import FoundModel
+from lmi_core.models.found_model import FoundModel
 from lmi_core.models.spec import ExpertSpec
 from lmi_core.models.tensor_check import expected_shapes
 from lmi_core.weights.safetensors_file import TensorInfo, Turned

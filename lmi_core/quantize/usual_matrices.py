@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from lmi_core.models.found_model import FoundModel
 from lmi_core.models.linears import layer_linears
-from lmi_core.models.loader import FoundModel
 from lmi_core.models.tensor_check import expected_shapes
 from lmi_core.weights.safetensors_file import Turned
 

@@ -29,7 +29,7 @@ from bench.gpu import (  # noqa: E402
     turnover,
 )
 from bench.gpu import tests as gpu_tests  # noqa: E402
-from lmi_core.models.loader import Quantization  # noqa: E402
+from lmi_core.weights.formats import Quantization  # noqa: E402
 
 
 def test_idle_is_what_intervals_leave() -> None:

@@ -82,7 +82,7 @@ def test_what_was_read_to_judge_a_model_is_not_read_again(whole, monkeypatch):
     def refuse(*arguments, **settings):
         raise AssertionError("read again")
 
-    monkeypatch.setattr("lmi_core.models.loader.Checkpoint", refuse)
+    monkeypatch.setattr("lmi_core.models.found_model.Checkpoint", refuse)
     monkeypatch.setattr("lmi_core.engine.parts.Tokenizer", refuse)
     with Engine(started.found, own_loop=True) as engine:
         assert engine.config == started.engine

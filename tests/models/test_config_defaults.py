@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from lmi_core.models.family import spec_and_pooling
-from lmi_core.models.registry import MODULES, family_of
+from lmi_core.models.found_model import spec_and_pooling
+from lmi_core.models.registry import MODULES
 from lmi_core.models.spec import DecoderSpec
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.weights.hf_config import HfConfig
@@ -30,8 +30,7 @@ ARCHITECTURES = sorted(set(MODULES) & set(dir(transformers)) - LEFT_OUT)
 
 def spec_of(values: dict[str, object]) -> DecoderSpec:
     config = HfConfig(Path("config.json"), values)
-    family = family_of(config.architecture)
-    spec, _ = spec_and_pooling(family, family.text_config(config), EngineConfig(model=Path("m")))
+    _, spec, _ = spec_and_pooling(config, EngineConfig(model=Path("m")))
     return spec
 
 

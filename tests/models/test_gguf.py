@@ -14,7 +14,8 @@ import numpy.typing as npt
 import pytest
 
 from lmi_core.errors import ModelError
-from lmi_core.models.loader import LoadedModel, find_model, load_model
+from lmi_core.models.found_model import find_model
+from lmi_core.models.loader import LoadedModel, load_model
 from lmi_core.models.rope import rope_tables
 from lmi_core.ops.graph import JoinedWeight
 from lmi_core.settings.engine_config import EngineConfig

@@ -13,7 +13,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from lmi_core.errors import ModelError
-from lmi_core.models.loader import find_model, load_model
+from lmi_core.models.found_model import find_model
+from lmi_core.models.loader import load_model
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.weights.gguf.architectures import MIXTURES
 from lmi_core.weights.gguf.directory import model_directory

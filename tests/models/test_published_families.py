@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lmi_core.models.loader import find_model, load_model
+from lmi_core.models.found_model import find_model
+from lmi_core.models.loader import load_model
 from lmi_core.models.registry import unsupported_setting
 from lmi_core.quantize.gguf.metadata import architecture_of
 from lmi_core.settings.engine_config import EngineConfig

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from lmi_core import _native
-from lmi_core.models.loader import LoadedModel, Quantization, load_model
+from lmi_core.models.loader import LoadedModel, load_model
 from lmi_core.ops.cpu import NativeWeights
 from lmi_core.ops.graph import LinearWeight
-from lmi_core.weights.formats import PackFormat
+from lmi_core.weights.formats import PackFormat, Quantization
 from tests.checkpoints import cached_checkpoint
 from tests.models.forward import NativeForward, TorchForward, all_logits
 from tests.ops.torch_store import TorchWeights

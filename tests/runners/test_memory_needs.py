@@ -15,7 +15,7 @@ from lmi_core.config.explain import main
 from lmi_core.config.targets.host import Host
 from lmi_core.doctor import examine
 from lmi_core.errors import InsufficientMemoryError, ModelError
-from lmi_core.models.loader import find_model
+from lmi_core.models.found_model import find_model
 from lmi_core.runners.cpu import memory_needs
 from lmi_core.runners.cpu.cpu_runner import load_cpu_runner
 from lmi_core.runners.cpu.memory_needs import check_memory, estimate, find_cpu_model, memory_errors

@@ -13,7 +13,7 @@ from lmi_core.demo import MODEL_DIR
 from lmi_core.engine.engine import Engine
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.errors import EngineError, ModelError, UserError
-from lmi_core.models.loader import find_model
+from lmi_core.models.found_model import find_model
 from lmi_core.models.slices import cut
 from lmi_core.runners.cpu.cpu_runner import CpuRunner
 from lmi_core.runners.cpu.ranks import RankProcess

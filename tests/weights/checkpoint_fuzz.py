@@ -23,7 +23,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from lmi_core.errors import ModelError
-from lmi_core.models.loader import find_model, load_weights
+from lmi_core.models.found_model import find_model
+from lmi_core.models.loader import load_weights
 from lmi_core.ops.cpu import NativeWeights
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.weights.gguf.directory import model_directory

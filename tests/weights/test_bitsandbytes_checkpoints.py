@@ -19,7 +19,8 @@ from safetensors.torch import load_file, save_file  # noqa: E402
 
 from lmi_core import _native  # noqa: E402
 from lmi_core.errors import ModelError  # noqa: E402
-from lmi_core.models.loader import find_model, load_model  # noqa: E402
+from lmi_core.models.found_model import find_model  # noqa: E402
+from lmi_core.models.loader import load_model  # noqa: E402
 from lmi_core.ops.cpu import NativeWeights  # noqa: E402
 from lmi_core.ops.device.packed_weight import PackedWeight  # noqa: E402
 from lmi_core.ops.device.torch_weights import DeviceWeights  # noqa: E402

@@ -18,7 +18,8 @@ transformers = pytest.importorskip("transformers")
 from lmi_core import _native  # noqa: E402
 from lmi_core.engine.engine import Engine  # noqa: E402
 from lmi_core.engine.sampling_params import SamplingParams  # noqa: E402
-from lmi_core.models.loader import LoadedModel, find_model, load_model, load_weights  # noqa: E402
+from lmi_core.models.found_model import find_model  # noqa: E402
+from lmi_core.models.loader import LoadedModel, load_model, load_weights  # noqa: E402
 from lmi_core.models.weights import Linear  # noqa: E402
 from lmi_core.ops.cpu import NativeWeights  # noqa: E402
 from lmi_core.ops.device.packed_weight import PackedWeight  # noqa: E402

@@ -15,7 +15,8 @@ from safetensors.torch import load_file, save_file  # noqa: E402
 
 from lmi_core.config.explain import main  # noqa: E402
 from lmi_core.config.targets.host import Host  # noqa: E402
-from lmi_core.models.loader import FoundModel, find_model, load_weights  # noqa: E402
+from lmi_core.models.found_model import FoundModel, find_model  # noqa: E402
+from lmi_core.models.loader import load_weights  # noqa: E402
 from lmi_core.ops.cpu import NativeWeights  # noqa: E402
 from lmi_core.settings.engine_config import EngineConfig  # noqa: E402
 from lmi_core.weights.formats import PackFormat  # noqa: E402

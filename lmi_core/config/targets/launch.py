@@ -22,7 +22,7 @@ from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.settings.library_config import LibraryConfig
 
 if TYPE_CHECKING:
-    from lmi_core.models.loader import FoundModel
+    from lmi_core.models.found_model import FoundModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from lmi_core.models.loader import FoundModel
+from lmi_core.models.found_model import FoundModel
 from lmi_core.models.rope import inverse_frequencies
 from lmi_core.models.spec import DecoderSpec, RopeSpec
 from lmi_core.weights.formats import FloatArray

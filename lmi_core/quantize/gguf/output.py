@@ -13,10 +13,8 @@ import numpy.typing as npt
 
 from lmi_core.errors import UserError
 from lmi_core.models.expert_tensors import with_layout
-from lmi_core.models.family import spec_and_pooling
+from lmi_core.models.found_model import FoundModel, spec_and_pooling
 from lmi_core.models.gguf_spec import gguf_spec
-from lmi_core.models.loader import FoundModel
-from lmi_core.models.registry import family_of
 from lmi_core.models.rope import inverse_frequencies
 from lmi_core.models.spec import DecoderSpec
 from lmi_core.models.tensor_check import check_tensors, expected_shapes
@@ -186,8 +184,7 @@ def _check_spec(path: Path, found: FoundModel, architecture: str) -> None:
     file = read_gguf(path)
     config = HfConfig(path, read_config(file))
     asked = EngineConfig(model=found.checkpoint.path)
-    family = family_of(config.architecture)
-    read, _ = spec_and_pooling(family, family.text_config(config), asked)
+    _, read, _ = spec_and_pooling(config, asked)
     specs = [
         with_layout(gguf_spec(spec, architecture, file.tensors), file.tensors)
         for spec in (found.spec, read)

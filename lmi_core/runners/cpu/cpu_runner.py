@@ -37,7 +37,8 @@ from lmi_core.runners.step_memory import KvCacheSize, StepMemory
 from lmi_core.settings.engine_config import EngineConfig
 
 if TYPE_CHECKING:
-    from lmi_core.models.loader import FoundModel, LoadedModel
+    from lmi_core.models.found_model import FoundModel
+    from lmi_core.models.loader import LoadedModel
     from lmi_core.models.smoothing import Smoothing
     from lmi_core.runners.cpu.ranks import Ranks
     from lmi_core.runners.runner import AdapterStore, BlockMemory

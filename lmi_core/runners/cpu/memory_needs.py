@@ -12,7 +12,7 @@ from pathlib import Path
 from lmi_core import _native
 from lmi_core.errors import InsufficientMemoryError
 from lmi_core.models.eagle_head import EagleHead
-from lmi_core.models.loader import FoundModel, find_model
+from lmi_core.models.found_model import FoundModel, find_model
 from lmi_core.models.spec import DecoderSpec
 from lmi_core.runners.cpu.core_groups import num_weight_nodes
 from lmi_core.runners.cpu.sizes import NATIVE_DTYPES, cache_dtype, check_heads, check_sizes

@@ -73,7 +73,8 @@ class _Joined(NamedTuple):
 def _join(
     connection: socket.socket, config: EngineConfig, smoothing: Smoothing | None, rank: int
 ) -> _Joined:
-    from lmi_core.models.loader import find_model, load_weights
+    from lmi_core.models.found_model import find_model
+    from lmi_core.models.loader import load_weights
     from lmi_core.ops.cpu import NativeWeights
     from lmi_core.runners.cpu.memory_needs import memory_errors, step_sizes
     from lmi_core.weights.packed_model import open_packed_model

@@ -15,7 +15,7 @@ from lmi_core.settings.engine_config import BLOCK_MULTIPLE, EngineConfig
 from lmi_core.weights.formats import WeightFormat
 
 if TYPE_CHECKING:
-    from lmi_core.models.loader import FoundModel
+    from lmi_core.models.found_model import FoundModel
 
 CacheDType = Literal["fp32", "bf16", "int8", "fp8_e4m3fn", "fp8_e5m2"]
 _NativeDType = Literal["fp32", "bf16", "int8", "e4m3", "e5m2"]

@@ -189,7 +189,8 @@ def _device(config: EngineConfig, rank: int) -> torch.device:
 def _load(
     config: EngineConfig, smoothing: Smoothing | None, rank: int, device: torch.device
 ) -> LoadedModel:
-    from lmi_core.models.loader import find_model, load_weights
+    from lmi_core.models.found_model import find_model
+    from lmi_core.models.loader import load_weights
 
     found = find_model(config)
     found = replace(found, slicing=replace(found.slicing, rank=rank))

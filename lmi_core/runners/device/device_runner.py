@@ -25,7 +25,8 @@ from lmi_core.version import torch_too_old
 from lmi_core.weights.quantized.checkpoint import can_be_quantized
 
 if TYPE_CHECKING:
-    from lmi_core.models.loader import FoundModel, LoadedModel
+    from lmi_core.models.found_model import FoundModel
+    from lmi_core.models.loader import LoadedModel
     from lmi_core.models.smoothing import Smoothing
     from lmi_core.runners.device.device_ranks import DeviceRanks
     from lmi_core.weights.checkpoint import Checkpoint
@@ -42,7 +43,8 @@ def load_device_runner(
     ``LMI_OPS`` that can't be had and for sizes that don't fit.
     """
     from lmi_core.calibration.peaks import smoothing_for
-    from lmi_core.models.loader import find_model, load_weights
+    from lmi_core.models.found_model import find_model
+    from lmi_core.models.loader import load_weights
 
     config = asked if isinstance(asked, EngineConfig) else asked.asked
     device = find_device(config)

@@ -1,0 +1,241 @@
+"""What the headers and settings of a model's directory say of it, read and checked before it is
+loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from lmi_core.errors import MissingExtraError, ModelError, UserError
+from lmi_core.models.draft_model import FIELD as DRAFT_MODEL
+from lmi_core.models.draft_model import (
+    DraftHeads,
+    check_vocabulary,
+    draft_config,
+    find_draft_heads,
+)
+from lmi_core.models.expert_tensors import is_router
+from lmi_core.models.gguf_spec import gguf_spec
+from lmi_core.models.pooling import PoolingSpec, read_pooling, task_of
+from lmi_core.models.registry import family_of
+from lmi_core.models.rope_config import override_rope
+from lmi_core.models.slices import Slicing, slicing_of
+from lmi_core.models.spec import DecoderSpec
+from lmi_core.models.tensor_check import HeldTensors, held_tensors
+from lmi_core.models.weights import answer_matrix
+from lmi_core.settings.engine_config import EngineConfig, check_max_model_len
+from lmi_core.text.calibration_text import read_text
+from lmi_core.text.tokenizer import Tokenizer
+from lmi_core.weights.checkpoint import Checkpoint
+from lmi_core.weights.formats import Quantization, WeightFormat
+from lmi_core.weights.hf_config import HfConfig
+from lmi_core.weights.quantized.checkpoint import layout_of, notes_on_rows, quantization_at_load
+from lmi_core.weights.quantized.stored_layers import StoredLayers
+from lmi_core.weights.safetensors_file import TensorInfo
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundModel:
+    """What a directory's headers and settings say of a model that can be loaded."""
+
+    asked: EngineConfig
+    """What it is to be loaded with."""
+    checkpoint: Checkpoint
+    config: HfConfig
+    """Of the language model, with the rotary settings that were asked for."""
+    spec: DecoderSpec
+    shapes: Mapping[str, tuple[int, ...]]
+    tensors: Mapping[str, TensorInfo]
+    dtype: WeightFormat
+    """Of activations, and of what isn't quantised."""
+    quantized: StoredLayers
+    quantize: Quantization | None
+    """What matrices are quantised to while they are loaded."""
+    pooling: PoolingSpec | None
+    kv_scales: tuple[str, ...]
+    """The tensors that are scales of an fp8 KV cache."""
+    slicing: Slicing
+    """What rank 0 has of it; ``WHOLE``: it is computed by one process."""
+    keeps_orders: bool
+    """Whether int4 whose inputs are in another order stays so, and isn't widened."""
+    notes: tuple[str, ...]
+    """What is served otherwise than the files say, for explanations and the log."""
+    tokenizer: Tokenizer | None = None
+    """Where it was read already: that of the one engine which takes this."""
+    draft: FoundModel | None = None
+    """What drafts for it."""
+    heads: DraftHeads | None = None
+    """What drafts for it instead."""
+
+    @property
+    def drafted_by(self) -> str:
+        """In words; "": nobody drafts for it."""
+        if self.draft is not None:
+            return str(self.draft.asked.model)
+        return "" if self.heads is None else self.heads.description
+
+    @property
+    def models(self) -> tuple[FoundModel, ...]:
+        """It, and what drafts for it."""
+        return (self,) if self.draft is None else (self, self.draft)
+
+
+def find_model(asked: EngineConfig) -> FoundModel:
+    """Read and check all but the weights of the model of ``asked``.
+
+    Raises ModelError, naming every tensor that is missing, unexpected or of the wrong shape, and
+    UserError for a length, a task or a degree of ranks that the model doesn't have.
+    """
+    checkpoint = Checkpoint(asked.model)
+    layout = layout_of(checkpoint.quantization)
+    made = quantization_at_load(checkpoint, asked.quantize)
+    if made == "smoothquant":
+        _check_smoothquant(asked)
+    config, spec, pooling = spec_and_pooling(checkpoint.config, asked)
+    if (architecture := checkpoint.gguf_architecture) is not None:
+        spec = gguf_spec(spec, architecture, checkpoint.tensors)
+        _check_gguf(asked)
+    for token_id in config.eos_token_ids:
+        if token_id >= spec.vocab_size:
+            raise config.error(
+                "eos_token_id", f"{token_id} is beyond the vocabulary of {spec.vocab_size}"
+            )
+    held = held_tensors(checkpoint, layout, spec)
+    spec, shapes = held.spec, held.shapes
+    if pooling is not None and pooling.answers is not None:
+        shapes[answer_matrix(spec)] = (spec.vocab_size, spec.hidden_size)
+    check_max_model_len(asked.max_model_len, spec.max_positions)
+    slicing = slicing_of(asked, spec)
+    keeps_orders = made is None and _keeps_orders(asked, spec, slicing)
+    found = FoundModel(
+        asked=asked,
+        checkpoint=checkpoint,
+        config=config,
+        spec=spec,
+        shapes=shapes,
+        tensors=held.tensors,
+        dtype=_stored_format(held, architecture) if asked.dtype == "auto" else asked.dtype,
+        quantized=held.quantized,
+        quantize=made,
+        pooling=pooling,
+        kv_scales=held.kv_scales,
+        slicing=slicing,
+        keeps_orders=keeps_orders,
+        notes=(
+            *spec.notes,
+            *checkpoint.gguf_notes,
+            *notes_on_rows(checkpoint, asked, made, keeps_orders=keeps_orders),
+            *_notes(spec, asked.max_model_len, checkpoint, held.tensors),
+        ),
+    )
+    return _with_drafts(asked, found)
+
+
+def spec_and_pooling(
+    config: HfConfig, asked: EngineConfig
+) -> tuple[HfConfig, DecoderSpec, PoolingSpec | None]:
+    """The text's part of a config.json with the rotary settings that are asked for, and what it and
+    the files beside it say of a model. Raises UserError for a task that isn't the model's."""
+    family = family_of(config.architecture)
+    config = override_rope(family.text_config(config), asked)
+    spec = family.read_spec(config)
+    task = task_of(config.path.parent, config.architecture, asked.task)
+    pooling = read_pooling(config, task, is_causal=spec.is_causal)
+    if pooling is None:
+        return config, spec, None
+    if not spec.is_causal and asked.kv_dtype.startswith(("int8", "fp8")):
+        raise UserError(
+            f"kv_dtype is {asked.kv_dtype}, but {config.architecture} keeps no keys and values "
+            "beyond a step: leave it out",
+            field="kv_dtype",
+        )
+    pooling = replace(
+        pooling, normalizes=asked.normalize, tells_pairs_apart=spec.num_token_types > 1
+    )
+    return config, family.pooled(spec, config, pooling), pooling
+
+
+def _with_drafts(asked: EngineConfig, found: FoundModel) -> FoundModel:
+    """``found``, which is for ``asked``, with what drafts for it. Raises ModelError that says of
+    what it speaks."""
+    path = None if asked.speculation is None else asked.speculation.draft_model
+    if path is None:
+        return found
+    try:
+        if found.pooling is not None or not found.spec.has_head:
+            raise ModelError(f"{asked.model} gives embeddings or scores: nothing is drafted for it")
+        config = draft_config(asked)
+        if config is None:
+            return replace(found, heads=find_draft_heads(path, found.spec))
+        draft = replace(find_model(replace(config, speculation=None)), asked=config)
+        check_vocabulary(asked.model, path)
+    except MissingExtraError:
+        raise
+    except UserError as error:
+        raise ModelError(f"the draft model: {error}", field=DRAFT_MODEL) from None
+    return replace(found, draft=draft)
+
+
+def _notes(
+    spec: DecoderSpec,
+    max_model_len: int | None,
+    checkpoint: Checkpoint,
+    tensors: Mapping[str, TensorInfo],
+) -> Iterator[str]:
+    served = max_model_len or spec.max_positions
+    for kind, first in {(rope.kind, rope.original_max_positions) for rope in spec.ropes}:
+        if kind in ("longrope", "dynamic") and served > first:
+            yield (
+                f"rotary positions of type {kind}: as up to {served} tokens are served, all "
+                f"requests get the factors of long contexts, also those of up to {first} tokens; "
+                f"option.max_model_len={first} serves these as the model was trained"
+            )
+    if "auto_map" in checkpoint.config.values:
+        yield (
+            f"the code that comes with the model isn't run: {spec.architecture} is computed by "
+            "this engine's own description"
+        )
+    if num_others := len(checkpoint.tensors) - len(tensors):
+        yield (
+            f"{num_others} tensors of other parts than the language model are left out: this model "
+            "is served for text"
+        )
+
+
+def _keeps_orders(asked: EngineConfig, spec: DecoderSpec, slicing: Slicing) -> bool:
+    """Rows are put into a matrix's order as they are rounded, for one matrix as a whole."""
+    rounds_rows = asked.device == "cpu" and asked.activations != "bf16"
+    return rounds_rows and spec.experts is None and slicing.is_whole
+
+
+def _check_smoothquant(asked: EngineConfig) -> None:
+    read_text(asked.calibration_file)
+    if asked.lora is not None:
+        raise ModelError(
+            "quantize=smoothquant changes what adapters would read: leave option.enable_lora out, "
+            "or write quantize=int8",
+            field="option.enable_lora",
+        )
+
+
+def _check_gguf(asked: EngineConfig) -> None:
+    if asked.lora is not None:
+        raise ModelError(
+            f"{asked.model} is in GGUF, whose layers LoRA adapters don't name: leave the adapters "
+            "out, or serve the model in safetensors",
+            field="option.enable_lora",
+        )
+
+
+def _stored_format(held: HeldTensors, gguf_architecture: str | None) -> WeightFormat:
+    """What weights and activations are where nobody says it: as the checkpoint, or bf16."""
+    if gguf_architecture is not None:
+        # A file may have any type for each matrix; none is rounded but routers, which converters
+        # widen.
+        has_fp32 = any(
+            held.tensors[name].dtype == "F32"
+            for name, shape in held.shapes.items()
+            if len(shape) > 1 and not is_router(held.spec, name) and not name.endswith(".bias")
+        )
+        return "fp32" if has_fp32 else "bf16"
+    return "fp32" if held.tensors[held.spec.names.embedding].dtype == "F32" else "bf16"
