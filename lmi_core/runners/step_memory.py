@@ -10,12 +10,15 @@ from lmi_core.errors import InsufficientMemoryError, UserError
 from lmi_core.runners.prefix_secret import prefix_hash_key
 
 if TYPE_CHECKING:
+    from lmi_core.models.spec import DecoderSpec
     from lmi_core.settings.engine_config import EngineConfig
 
 NUM_STEPS = 3
 """Two are in flight while the results of the one before are delivered."""
 MAX_LOGIT_ROWS = 256
 """Rows whose logits one step computes; prompt log-probabilities go in chunks of at most this."""
+DEFAULT_BATCHED_TOKENS = {"cpu": 2048, "cuda": 8192}
+"""Of a step, by the type of device."""
 DEFAULT_CONTEXT_TOKENS = 4096
 """The default pool has room for max_num_seqs sequences of this length (or the model's)."""
 
@@ -53,6 +56,18 @@ class StepSizes:
             max_num_tokens=max_num_tokens,
             max_logit_rows=max(MAX_LOGIT_ROWS, config.max_num_seqs, max_num_tokens * pools),
             max_blocks_per_seq=-(-max_model_len // config.block_size),
+        )
+
+    @classmethod
+    def of_model(cls, config: EngineConfig, spec: DecoderSpec, device: str = "cpu") -> StepSizes:
+        """Of a model on this type of device."""
+        return cls.of(
+            config,
+            vocab_size=spec.vocab_size,
+            max_positions=spec.max_positions,
+            max_num_tokens=DEFAULT_BATCHED_TOKENS[device],
+            pools=not spec.has_head,
+            takes_whole=not spec.is_causal,
         )
 
 

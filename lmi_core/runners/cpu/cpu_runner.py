@@ -23,7 +23,6 @@ from lmi_core.runners.cpu.memory_needs import (
     check_memory,
     find_cpu_model,
     memory_errors,
-    step_sizes,
 )
 from lmi_core.runners.cpu.rank_hosts import host_cpus
 from lmi_core.runners.cpu.ranked_adapters import RankedAdapters, lora_store
@@ -33,10 +32,11 @@ from lmi_core.runners.cpu.shared_workers import SharedWorkers
 from lmi_core.runners.cpu.sizes import cache_dtype, num_rank_threads
 from lmi_core.runners.memory_claims import HOST_MEMORY
 from lmi_core.runners.runner import RunnerInfo
-from lmi_core.runners.step_memory import KvCacheSize, StepMemory
+from lmi_core.runners.step_memory import KvCacheSize, StepMemory, StepSizes
 from lmi_core.settings.engine_config import EngineConfig
 
 if TYPE_CHECKING:
+    from lmi_core.models.decoder import KeptStates
     from lmi_core.models.found_model import FoundModel
     from lmi_core.models.loader import LoadedModel
     from lmi_core.models.smoothing import Smoothing
@@ -70,12 +70,10 @@ class CpuRunner:
         has claimed that; ``packed``: where matrices are kept. ``ranks``: the others of those that
         compute it, of which this is rank 0: its worker computes a slice of a step, and samples."""
         self.memory, self._claim = memory, claim
-        config, heads, spec = found.asked, found.heads, model.spec
-        kv_dtype = cache_dtype(config, model.dtype)
-        sizes = step_sizes(config, spec)
-        num_ranks = model.slicing.num_ranks
-        eagle = heads if isinstance(heads, EagleHead) else None
-        shared = StepMemory.of(config, sizes, self.memory.num_blocks)
+        self._packed, self._ranks = packed, ranks
+        config, spec = found.asked, model.spec
+        sizes = StepSizes.of_model(config, spec)
+        shared = StepMemory.of(config, sizes, memory.num_blocks)
         self.pool, self.block_tables = shared.pool, shared.block_tables
         self.sampling, self.steps = shared.sampling, shared.steps
         self._last_step = self.steps[0]
@@ -83,20 +81,18 @@ class CpuRunner:
         self.adapters: AdapterStore | None = store
         if store is not None and ranks is not None:
             self.adapters = RankedAdapters(store, ranks)
-        self._ranks = ranks
         kept = None
-        if eagle is not None:
-            kept = eagle_states(config, model, eagle, self.memory.num_blocks)
+        if isinstance(found.heads, EagleHead):
+            kept = eagle_states(config, model, found.heads, memory.num_blocks)
         self._recorded = recorded = RecordedModel(
             config,
             model,
             sizes,
-            num_blocks=self.memory.num_blocks,
-            kv_dtype=kv_dtype,
+            num_blocks=memory.num_blocks,
             adapters=None if store is None else store.table,
-            gives_rows=isinstance(heads, MedusaHeads),
+            gives_rows=isinstance(found.heads, MedusaHeads),
             kept=kept,
-            group=None if ranks is None else ranks.join(spec, sizes, self.memory.num_blocks),
+            group=None if ranks is None else ranks.join(spec, sizes, memory.num_blocks),
         )
         self.graph, self._result = recorded.graph, recorded.result
         self.cache: BlockMemory = recorded.cache
@@ -107,26 +103,27 @@ class CpuRunner:
         """The graph that gives hidden states, once they were wanted, and these."""
         if model.head is not None:
             self.head = model.head
-
-        self.drafter: DraftChains | None = None
-        weight_bytes, arena_bytes = num_ranks * model.weights.num_bytes, self.graph.arena_bytes
-        if found.draft is not None and draft is not None:
-            self.drafter = CpuDraftRunner(found.draft.asked, draft, sizes, shared)
-        elif isinstance(heads, MedusaHeads):
-            self.drafter = MedusaRunner(config, model, heads, sizes, shared)
-        elif eagle is not None:
-            assert kept is not None
-            self.drafter = EagleRunner(config, model, eagle, kept, sizes, shared)
-        if self.drafter is not None:
-            weight_bytes += self.drafter.num_bytes
-            arena_bytes += self.drafter.arena_bytes
+        self.drafter = _drafter(found, model, draft, kept, sizes, shared)
         self._worker: _native.Worker | None = SharedWorkers.acquire(num_rank_threads(config))
         if self.drafter is not None:
             self.drafter.worker = self._worker
-        self._report(config, weight_bytes)
-        HOST_MEMORY.claim(self._claim, weight_bytes + self.memory.num_bytes)
         self.completion_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self.info = RunnerInfo(
+        self.info = self._info(found, model, sizes)
+        self._report(config, self.info.weight_bytes)
+        HOST_MEMORY.claim(claim, self.info.weight_bytes + memory.num_bytes)
+        recorded.cache.lay_pages_ahead(0)
+        for each in packed:
+            each.save()
+
+    def _info(self, found: FoundModel, model: LoadedModel, sizes: StepSizes) -> RunnerInfo:
+        assert self._worker is not None
+        config, generates = found.asked, model.pooling is None
+        weight_bytes = found.slicing.num_ranks * model.weights.num_bytes
+        arena_bytes = self.graph.arena_bytes
+        if self.drafter is not None:
+            weight_bytes += self.drafter.num_bytes
+            arena_bytes += self.drafter.arena_bytes
+        return RunnerInfo(
             vocab_size=sizes.vocab_size,
             max_model_len=sizes.max_model_len,
             max_num_seqs=config.max_num_seqs,
@@ -143,21 +140,17 @@ class CpuRunner:
             instruction_set=config.instruction_set or _native.default_instruction_set(),
             dtype=model.dtype,
             quantize=model.quantize or "",
-            kv_dtype=kv_dtype,
-            runs_ahead=model.pooling is None,
+            kv_dtype=cache_dtype(config, model.dtype),
+            runs_ahead=generates,
             counts_ahead=True,
-            verifies_drafts=model.pooling is None,
+            verifies_drafts=generates,
             draft_model=found.drafted_by,
-            has_draft_heads=isinstance(heads, MedusaHeads),
-            num_ranks=num_ranks,
-            num_state_columns=spec.hidden_size if model.pooling is None else 0,
+            has_draft_heads=isinstance(found.heads, MedusaHeads),
+            num_ranks=found.slicing.num_ranks,
+            num_state_columns=model.spec.hidden_size if generates else 0,
             pooling=model.pooling,
             has_adapters=self.adapters is not None,
         )
-        recorded.cache.lay_pages_ahead(0)
-        self._packed = packed
-        for each in packed:
-            each.save()
 
     def _report(self, config: EngineConfig, weight_bytes: int) -> None:
         """Say what makes it slow, and how several models divide the machine."""
@@ -227,6 +220,25 @@ class CpuRunner:
         SharedWorkers.release(worker)
         HOST_MEMORY.release(self._claim)
         os.close(self.completion_fd)
+
+
+def _drafter(
+    found: FoundModel,
+    model: LoadedModel,
+    draft: LoadedModel | None,
+    kept: KeptStates | None,
+    sizes: StepSizes,
+    shared: StepMemory,
+) -> DraftChains | None:
+    """What drafts for ``model``. ``kept``, ``sizes``, ``shared``: of its steps."""
+    config, heads = found.asked, found.heads
+    if found.draft is not None and draft is not None:
+        return CpuDraftRunner(found.draft.asked, draft, sizes, shared)
+    if isinstance(heads, MedusaHeads):
+        return MedusaRunner(config, model, heads, sizes, shared)
+    if isinstance(heads, EagleHead) and kept is not None:
+        return EagleRunner(config, model, heads, kept, sizes, shared)
+    return None
 
 
 def load_cpu_runner(

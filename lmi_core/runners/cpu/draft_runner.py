@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from lmi_core import _native
 from lmi_core.runners.cpu.draft_chains import DraftChains
-from lmi_core.runners.cpu.sizes import cache_dtype, make_cache
+from lmi_core.runners.cpu.sizes import make_cache
 from lmi_core.runners.draft_steps import draft_rows, most_drafts
 from lmi_core.runners.step_memory import StepMemory, StepSizes
 
@@ -37,13 +37,8 @@ class CpuDraftRunner(DraftChains):
         self.vocab_size = spec.vocab_size
         self.max_model_len = min(spec.max_positions, sizes.max_model_len)
         self.num_bytes = model.weights.num_bytes
-        self.cache = make_cache(
-            config,
-            spec,
-            cache_dtype(config, model.dtype),
-            shared.pool.num_blocks,
-            model.kv_scales,
-        )
+        num_blocks = shared.pool.num_blocks
+        self.cache = make_cache(config, spec, model.dtype, num_blocks, model.kv_scales)
         recorded = Graph(model.dtype)
         record(model, recorded, self.cache, self.max_model_len)
         self.graph = self._new_graph(recorded)

@@ -11,7 +11,7 @@ from lmi_core.models.eagle_decoder import EagleDecoder, kept_states, pack_eagle
 from lmi_core.models.eagle_head import EagleHead
 from lmi_core.ops.cpu import NativeWeights
 from lmi_core.runners.cpu.draft_chains import DraftChains
-from lmi_core.runners.cpu.sizes import cache_dtype, make_cache, num_rank_threads
+from lmi_core.runners.cpu.sizes import make_cache, num_rank_threads
 from lmi_core.runners.draft_steps import draft_rows, most_drafts
 from lmi_core.runners.step_memory import StepMemory, StepSizes
 
@@ -49,9 +49,7 @@ class EagleRunner(DraftChains):
         rows, depth = draft_rows(config), most_drafts(config)
         super().__init__(config, sizes, shared, max_num_tokens=rows, num_steps=depth)
         self.shift = 1
-        self.cache = make_cache(
-            config, head.spec, cache_dtype(config, model.dtype), shared.pool.num_blocks
-        )
+        self.cache = make_cache(config, head.spec, model.dtype, shared.pool.num_blocks)
         backend = NativeWeights(config.instruction_set, num_rank_threads(config))
         weights = pack_eagle(head, model, backend)
         self.num_bytes = weights.num_bytes + sum(linear.num_bytes for linear in kept.linears)

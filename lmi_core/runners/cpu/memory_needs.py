@@ -15,12 +15,11 @@ from lmi_core.models.eagle_head import EagleHead
 from lmi_core.models.found_model import FoundModel, find_model
 from lmi_core.models.spec import DecoderSpec
 from lmi_core.runners.cpu.core_groups import num_weight_nodes
-from lmi_core.runners.cpu.sizes import NATIVE_DTYPES, cache_dtype, check_heads, check_sizes
+from lmi_core.runners.cpu.sizes import block_bytes, check_heads, check_sizes
 from lmi_core.runners.draft_steps import draft_rows
 from lmi_core.runners.step_memory import KvCacheSize, StepSizes, size_kv_cache
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.units import megabytes
-from lmi_core.weights.formats import WeightFormat
 from lmi_core.weights.mxfp4 import MXFP4_ENDINGS
 from lmi_core.weights.quantized.methods import (
     METHODS,
@@ -32,7 +31,6 @@ from lmi_core.weights.quantized.methods import (
 from lmi_core.weights.quantized.settings import QuantizationSettings
 from lmi_core.weights.repack_cache import MIN_CHECKPOINT_BYTES, cache_directory
 
-DEFAULT_BATCHED_TOKENS = 2048
 _BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1.0, "fp8": 1.0, "int4": 4.25 / 8}
 _BYTES |= {"bitsandbytes": 1.0, "eetq": 1.0, "smoothquant": 1.0}
 _BYTES |= dict.fromkeys(["bitsandbytes-nf4", "bitsandbytes-fp4"], 4.5 / 8)
@@ -82,7 +80,7 @@ def estimate(found: FoundModel, claimed_bytes: int = 0) -> Estimate:
     config, num_ranks = found.asked, found.slicing.num_ranks
     cache = size_kv_cache(
         config,
-        block_bytes=pool_block_bytes(found),
+        block_bytes=_pool_block_bytes(found),
         max_model_len=config.max_model_len or found.spec.max_positions,
         claimed_bytes=claimed_bytes,
     )
@@ -97,45 +95,18 @@ def estimate(found: FoundModel, claimed_bytes: int = 0) -> Estimate:
     )
 
 
-def step_sizes(config: EngineConfig, spec: DecoderSpec) -> StepSizes:
-    """Of the steps of a model."""
-    return StepSizes.of(
-        config,
-        vocab_size=spec.vocab_size,
-        max_positions=spec.max_positions,
-        max_num_tokens=DEFAULT_BATCHED_TOKENS,
-        pools=not spec.has_head,
-        takes_whole=not spec.is_causal,
-    )
-
-
-def pool_block_bytes(found: FoundModel) -> int:
+def _pool_block_bytes(found: FoundModel) -> int:
     """Of a KV block of a model, in all its ranks, and of what drafts for it."""
-    num_ranks, spec = found.slicing.num_ranks, found.slicing.spec(found.spec)
-    num_bytes = num_ranks * _block_bytes(found.asked, spec, found.dtype)
+    config, spec, dtype = found.asked, found.slicing.spec(found.spec), found.dtype
+    num_bytes = found.slicing.num_ranks * block_bytes(config, spec, dtype)
     if found.draft is not None:
-        num_bytes += _block_bytes(found.draft.asked, found.draft.spec, found.draft.dtype)
+        num_bytes += block_bytes(found.draft.asked, found.draft.spec, found.draft.dtype)
     if isinstance(found.heads, EagleHead):
-        num_bytes += _eagle_block_bytes(found.asked, found.heads, found.dtype)
+        # That of the head's layer, and the states that it goes on from.
+        spec = found.heads.spec
+        num_bytes += block_bytes(config, spec, dtype)
+        num_bytes += config.block_size * spec.hidden_size * (4 if dtype == "fp32" else 2)
     return num_bytes
-
-
-def _block_bytes(config: EngineConfig, spec: DecoderSpec, dtype: WeightFormat) -> int:
-    """Of a KV block of all layers of a model; ``dtype``: of its activations."""
-    return _native.KvCache.block_bytes(
-        num_layers=spec.num_cache_layers,
-        block_size=config.block_size,
-        num_kv_heads=spec.attention.num_kv_heads,
-        head_dim=spec.attention.head_dim,
-        dtype=NATIVE_DTYPES[cache_dtype(config, dtype)],
-        is_latent=spec.attention.latent is not None,
-    )
-
-
-def _eagle_block_bytes(config: EngineConfig, head: EagleHead, dtype: WeightFormat) -> int:
-    """Of a KV block: of the head's layer, and of the states that it goes on from."""
-    state_bytes = config.block_size * head.spec.hidden_size * (4 if dtype == "fp32" else 2)
-    return _block_bytes(config, head.spec, dtype) + state_bytes
 
 
 def _weight_bytes(found: FoundModel) -> int:
@@ -302,7 +273,7 @@ def free_address_bytes() -> int | None:
 def _workspace_bytes(config: EngineConfig, spec: DecoderSpec, num_ranks: int) -> int:
     """Of each rank. A row has its residual, its widest linear's input and output, and q, k and v;
     logits are fp32 of the whole vocabulary, what is pooled of the hidden size."""
-    sizes = step_sizes(config, spec)
+    sizes = StepSizes.of_model(config, spec)
     result_columns = spec.vocab_size if spec.has_head else spec.hidden_size
     row_bytes = _row_bytes(spec) + (8 * spec.hidden_size if num_ranks > 1 else 0)  # others read it
     return sizes.max_num_tokens * row_bytes + sizes.max_logit_rows * result_columns * 4

@@ -19,7 +19,7 @@ from lmi_core.runners.cpu.rank_orders import RankOrders
 from lmi_core.runners.cpu.ranked_adapters import lora_store
 from lmi_core.runners.cpu.ranks import MAX_MESSAGE_BYTES
 from lmi_core.runners.cpu.recorded_model import RecordedModel, open_group
-from lmi_core.runners.cpu.sizes import cache_dtype, num_rank_threads
+from lmi_core.runners.cpu.sizes import num_rank_threads
 from lmi_core.sandbox import message
 from lmi_core.settings.engine_config import EngineConfig
 
@@ -76,7 +76,8 @@ def _join(
     from lmi_core.models.found_model import find_model
     from lmi_core.models.loader import load_weights
     from lmi_core.ops.cpu import NativeWeights
-    from lmi_core.runners.cpu.memory_needs import memory_errors, step_sizes
+    from lmi_core.runners.cpu.memory_needs import memory_errors
+    from lmi_core.runners.step_memory import StepSizes
     from lmi_core.weights.packed_model import open_packed_model
 
     found = find_model(config)
@@ -89,7 +90,7 @@ def _join(
         message.send(connection, message.encode(("loaded",)))
         _, num_blocks = _receive(connection)
         _, [descriptor], _, _ = socket.recv_fds(connection, 1, 1)
-        sizes = step_sizes(config, model.spec)
+        sizes = StepSizes.of_model(config, model.spec)
         group = open_group(config, sizes, model.spec, rank, descriptor)
         os.close(descriptor)
         store = None if config.lora is None else lora_store(config, config.lora, model)
@@ -98,7 +99,6 @@ def _join(
             model,
             sizes,
             num_blocks=num_blocks,
-            kv_dtype=cache_dtype(config, model.dtype),
             adapters=None if store is None else store.table,
             group=group,
         )

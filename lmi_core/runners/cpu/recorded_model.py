@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from lmi_core.models.loader import LoadedModel
     from lmi_core.models.spec import DecoderSpec
     from lmi_core.ops.graph import Graph, Handle, LoraTable
-    from lmi_core.runners.cpu.sizes import CacheDType
     from lmi_core.runners.step_memory import StepSizes
     from lmi_core.settings.engine_config import EngineConfig
 
@@ -30,7 +29,6 @@ class RecordedModel:
         sizes: StepSizes,
         *,
         num_blocks: int,
-        kv_dtype: CacheDType,
         adapters: LoraTable | None = None,
         gives_rows: bool = False,
         kept: KeptStates | None = None,
@@ -38,7 +36,7 @@ class RecordedModel:
     ) -> None:
         from lmi_core.models.decoder import Decoder
 
-        self.cache = make_cache(config, model.spec, kv_dtype, num_blocks, model.kv_scales)
+        self.cache = make_cache(config, model.spec, model.dtype, num_blocks, model.kv_scales)
         self._new_graph = partial(
             _native.Graph,
             max_tokens=sizes.max_num_tokens,

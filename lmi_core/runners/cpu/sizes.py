@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from lmi_core import _native
 from lmi_core.errors import UserError
@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from lmi_core.models.found_model import FoundModel
 
 CacheDType = Literal["fp32", "bf16", "int8", "fp8_e4m3fn", "fp8_e5m2"]
-_NativeDType = Literal["fp32", "bf16", "int8", "e4m3", "e5m2"]
-NATIVE_DTYPES: dict[CacheDType, _NativeDType] = {
+_NATIVE_DTYPES: dict[CacheDType, str] = {
     "fp32": "fp32",
     "bf16": "bf16",
     "int8": "int8",
@@ -39,23 +38,36 @@ def num_rank_threads(config: EngineConfig) -> int:
 def make_cache(
     config: EngineConfig,
     spec: DecoderSpec,
-    dtype: CacheDType,
+    dtype: WeightFormat,
     num_blocks: int,
     scales: Sequence[LayerScales] = (),
 ) -> _native.KvCache:
-    """The KV blocks of a model, or of what drafts for one. ``scales``: of its layers in fp8, which
-    other dtypes don't take, nor layers that have one cache in common; none: 1."""
-    has_scales = dtype.startswith("fp8") and len(scales) == spec.num_cache_layers
+    """The KV blocks of a model, or of what drafts for one; ``dtype``: of its activations.
+    ``scales``: of its layers in fp8, which other dtypes don't take, nor layers that have one cache
+    in common; none: 1."""
+    is_in_fp8 = cache_dtype(config, dtype).startswith("fp8")
+    has_scales = is_in_fp8 and len(scales) == spec.num_cache_layers
     return _native.KvCache(
-        num_layers=spec.num_cache_layers,
         num_blocks=num_blocks,
-        block_size=config.block_size,
-        num_kv_heads=spec.attention.num_kv_heads,
-        head_dim=spec.attention.head_dim,
-        dtype=NATIVE_DTYPES[dtype],
-        is_latent=spec.attention.latent is not None,
         fixed_scales=[scale for layer in scales for scale in layer] if has_scales else [],
+        **_cache_layout(config, spec, dtype),
     )
+
+
+def block_bytes(config: EngineConfig, spec: DecoderSpec, dtype: WeightFormat) -> int:
+    """Of one of the blocks of ``make_cache``, in all layers."""
+    return _native.KvCache.block_bytes(**_cache_layout(config, spec, dtype))
+
+
+def _cache_layout(config: EngineConfig, spec: DecoderSpec, dtype: WeightFormat) -> dict[str, Any]:
+    return {
+        "num_layers": spec.num_cache_layers,
+        "block_size": config.block_size,
+        "num_kv_heads": spec.attention.num_kv_heads,
+        "head_dim": spec.attention.head_dim,
+        "dtype": _NATIVE_DTYPES[cache_dtype(config, dtype)],
+        "is_latent": spec.attention.latent is not None,
+    }
 
 
 def check_sizes(config: EngineConfig) -> None:

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from lmi_core.runners.device.device_memory import MeasuredMemory
     from lmi_core.settings.engine_config import EngineConfig
 
-DEFAULT_BATCHED_TOKENS = {"cpu": 2048, "cuda": 8192}
-
 
 class DeviceCache:
     """``store`` and what is decided with it: the sizes of steps, the number of blocks."""
@@ -39,14 +37,7 @@ class DeviceCache:
         spec, attention = model.spec, model.spec.attention
         self._config, self._model = config, model
         self.dtype = model.dtype if config.kv_dtype == "auto" else config.kv_dtype
-        self.sizes = StepSizes.of(
-            config,
-            vocab_size=spec.vocab_size,
-            max_positions=spec.max_positions,
-            max_num_tokens=DEFAULT_BATCHED_TOKENS[device.type],
-            pools=not spec.has_head,
-            takes_whole=not spec.is_causal,
-        )
+        self.sizes = StepSizes.of_model(config, spec, device.type)
         self.store = PagedCache(
             num_layers=spec.num_cache_layers,
             num_blocks=1,
