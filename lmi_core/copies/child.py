@@ -133,7 +133,8 @@ class Child:
 
     def _pack(self, settings: CopySettings) -> FoundModel:
         from lmi_core.runners.cpu.cpu_runner import keep_packed
-        from lmi_core.runners.cpu.memory_needs import check_memory, find_cpu_model
+        from lmi_core.runners.cpu.memory_needs import check_memory
+        from lmi_core.runners.cpu.sizes import find_cpu_model
 
         found = find_cpu_model(settings.config)
         check_memory(found, settings.claimed_bytes)

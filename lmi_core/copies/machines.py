@@ -68,12 +68,8 @@ class ThisMachine:
                 field="num_copies",
             )
         _check_cores(config, num_copies)
-        from lmi_core.runners.cpu.memory_needs import (
-            check_copies,
-            check_memory,
-            find_cpu_model,
-            shares_weights,
-        )
+        from lmi_core.runners.cpu.memory_needs import check_copies, check_memory, shares_weights
+        from lmi_core.runners.cpu.sizes import find_cpu_model
 
         found = find_cpu_model(config)
         check_memory(found, HOST_MEMORY.others_bytes(self))

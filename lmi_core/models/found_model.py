@@ -106,7 +106,9 @@ def find_model(asked: EngineConfig) -> FoundModel:
         shapes[answer_matrix(spec)] = (spec.vocab_size, spec.hidden_size)
     check_max_model_len(asked.max_model_len, spec.max_positions)
     slicing = slicing_of(asked, spec)
-    keeps_orders = made is None and _keeps_orders(asked, spec, slicing)
+    # Rows are put into a matrix's order as they are rounded, for one matrix as a whole.
+    rounds_rows = made is None and asked.device == "cpu" and asked.activations != "bf16"
+    keeps_orders = rounds_rows and spec.experts is None and slicing.is_whole
     found = FoundModel(
         asked=asked,
         checkpoint=checkpoint,
@@ -200,12 +202,6 @@ def _notes(
             f"{num_others} tensors of other parts than the language model are left out: this model "
             "is served for text"
         )
-
-
-def _keeps_orders(asked: EngineConfig, spec: DecoderSpec, slicing: Slicing) -> bool:
-    """Rows are put into a matrix's order as they are rounded, for one matrix as a whole."""
-    rounds_rows = asked.device == "cpu" and asked.activations != "bf16"
-    return rounds_rows and spec.experts is None and slicing.is_whole
 
 
 def _check_smoothquant(asked: EngineConfig) -> None:

@@ -19,7 +19,7 @@ from lmi_core.weights.formats import BlockFormat, PackFormat, Quantization, Weig
 from lmi_core.weights.fp8_matrix import Fp8Matrix
 from lmi_core.weights.integer_matrix import IntegerMatrix
 from lmi_core.weights.made_codes import through_codes, to_eetq, to_fp8, to_int8
-from lmi_core.weights.matrix import Matrix, as_floats, dense, input_order, inputs_of
+from lmi_core.weights.matrix import Matrix, as_floats, dense, inputs_of
 
 _log = logging.getLogger(__name__)
 
@@ -206,8 +206,7 @@ class WeightPacking:
     def _kept_format(self, parts: Sequence[Matrix]) -> Quantization | None:
         """Of matrices in integers that can be packed as one as they are; None: others."""
         formats = {part.format if isinstance(part, IntegerMatrix) else None for part in parts}
-        orders = {_order_of(part) for part in parts}
-        kept = formats.pop() if len(formats) == len(orders) == 1 else None
+        kept = formats.pop() if len(formats) == 1 else None
         if kept is not None:
             self.kept.add(kept)
         return kept
@@ -227,5 +226,5 @@ class WeightPacking:
 
 def _order_of(part: Matrix) -> bytes | None:
     """Of the inputs, where products take them in another than the rows'."""
-    order = input_order([part])
+    order = part.order if isinstance(part, IntegerMatrix) else None
     return None if order is None else order.tobytes()

@@ -11,10 +11,10 @@ from lmi_core.ops.graph import Graph, Handle, JoinedWeight, LinearWeight, Sliced
 from lmi_core.weights.float_tensors import NotFiniteError
 from lmi_core.weights.formats import PackFormat
 from lmi_core.weights.fp8_matrix import FP8_BLOCK, Fp8Matrix
+from lmi_core.weights.integer_matrix import IntegerMatrix
 from lmi_core.weights.matrix import (
     Activations,
     Matrix,
-    input_order,
     packable,
     packed_group_size,
     row_rounding,
@@ -31,6 +31,8 @@ class NativeWeights:
     What ``packed`` has isn't packed again.
     """
 
+    keeps_blocks = True
+
     def __init__(
         self,
         instruction_set: str = "",
@@ -41,20 +43,13 @@ class NativeWeights:
         self.instruction_set = instruction_set
         self.num_threads = num_threads
         self.packed = packed
+        self.knows_finite = packed is not None and packed.is_stored
         self.activations: Activations = activations
 
     def keeps_fp8(self, parts: Sequence[Fp8Matrix]) -> bool:
         """Of whole blocks of inputs, in one format."""
         is_one = len({part.format for part in parts}) == 1
         return is_one and parts[0].shape[1] % FP8_BLOCK == 0
-
-    @property
-    def keeps_blocks(self) -> bool:
-        return True
-
-    @property
-    def knows_finite(self) -> bool:
-        return self.packed is not None and self.packed.is_stored
 
     def open(self, path: Path) -> _native.MappedFile:
         return _native.MappedFile(str(path))
@@ -96,9 +91,9 @@ class NativeWeights:
             )
             if not weight.is_finite:
                 raise NotFiniteError(names)
-        order = input_order(parts)
-        if order is not None:
-            weight.order_inputs(order)
+        first = parts[0]  # those that are packed as one have one order of inputs
+        if isinstance(first, IntegerMatrix) and first.order is not None:
+            weight.order_inputs(first.order)
         if self.packed is not None and not is_found:
             self.packed.add(label, weight)
         return weight

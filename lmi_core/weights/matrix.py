@@ -87,11 +87,6 @@ def packed_group_size(parts: Sequence[Matrix], format: str) -> int:
     return min(own, default=INT4_GROUP_SIZE)
 
 
-def input_order(parts: Sequence[Matrix]) -> npt.NDArray[np.int32] | None:
-    """Of the first one, which all that are packed as one have; None: inputs are as rows are."""
-    return parts[0].order if isinstance(parts[0], IntegerMatrix) else None
-
-
 def row_rounding(parts: Sequence[Matrix], activations: Activations) -> RowRounding:
     """auto: outliers, but what the scheme of all of ``parts`` says, if it does."""
     if activations != "auto":

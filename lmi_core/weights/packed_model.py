@@ -55,11 +55,8 @@ class PackedModel:
         self._thread: threading.Thread | None = None
         self._is_stopping = threading.Event()
         self._file = self._find_file()
-
-    @property
-    def is_stored(self) -> bool:
+        self.is_stored = self._file is not None
         """Whether there is a file of these weights, which processes share."""
-        return self._file is not None
 
     def find(self, label: str, layout: MatrixLayout) -> _native.LinearWeight | None:
         """A matrix as it was packed before; None if it must be packed (and then ``add``-ed)."""
@@ -177,9 +174,7 @@ def open_packed_model(
     """The place of a model, or of one of its ranks, in the repack cache; None where there is no
     cache or no use for one."""
     directory = cache_directory(config.repack_cache_dir)
-    if directory is None:
-        return None
-    if checkpoint.stored_bytes < MIN_CHECKPOINT_BYTES:
+    if directory is None or checkpoint.stored_bytes < MIN_CHECKPOINT_BYTES:
         return None
     return PackedModel(
         RepackCache(directory, config.repack_cache_bytes),

@@ -10,7 +10,7 @@ from lmi_core.demo import MODEL_DIR
 from lmi_core.engine import parts as engine_parts
 from lmi_core.engine.parts import TextParts, load_parts
 from lmi_core.errors import MissingExtraError, ModelError
-from lmi_core.runners.cpu import cpu_runner
+from lmi_core.models import loader
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.structured import library
 from lmi_core.structured.grammar import Grammar
@@ -20,7 +20,7 @@ CONFIG = EngineConfig(model=MODEL_DIR, num_threads=1, kv_cache_bytes=4 << 20)
 
 def test_they_are_begun_before_the_weights_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
-    load: Any = cpu_runner._load
+    load: Any = loader.load_weights
 
     def loaded(*arguments: Any) -> Any:
         done.append("weights")
@@ -31,7 +31,7 @@ def test_they_are_begun_before_the_weights_are_loaded(monkeypatch: pytest.Monkey
         return tokenizer(*arguments)
 
     tokenizer = engine_parts.load_tokenizer
-    monkeypatch.setattr(cpu_runner, "_load", loaded)
+    monkeypatch.setattr(loader, "load_weights", loaded)
     monkeypatch.setattr(engine_parts, "load_tokenizer", submitted)
     parts = load_parts(CONFIG, has_fingerprint=False)
     try:

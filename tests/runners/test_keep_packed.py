@@ -8,7 +8,7 @@ import pytest
 
 from lmi_core.demo import MODEL_DIR
 from lmi_core.runners.cpu import cpu_runner
-from lmi_core.runners.cpu.memory_needs import find_cpu_model
+from lmi_core.runners.cpu.sizes import find_cpu_model
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.weights import packed_model
 

@@ -63,6 +63,8 @@ class DeviceConstants:
 class DeviceWeights:
     """Maps files and copies matrices to a device, part by part."""
 
+    keeps_blocks = knows_finite = False
+
     def __init__(self, device: torch.device, activations: Activations = "auto") -> None:
         self.device = device
         self.activations: Activations = activations
@@ -71,14 +73,6 @@ class DeviceWeights:
 
     def keeps_fp8(self, parts: Sequence[Fp8Matrix]) -> bool:
         return all(part.format == "e4m3" for part in parts)
-
-    @property
-    def keeps_blocks(self) -> bool:
-        return False
-
-    @property
-    def knows_finite(self) -> bool:
-        return False
 
     def open(self, path: Path) -> _native.MappedFile:
         return _native.MappedFile(str(path))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from itertools import repeat
 from typing import TYPE_CHECKING
 
 from lmi_core import _native
@@ -19,17 +19,13 @@ from lmi_core.runners.cpu.draft_chains import DraftChains
 from lmi_core.runners.cpu.draft_runner import CpuDraftRunner
 from lmi_core.runners.cpu.eagle_runner import EagleRunner, eagle_states
 from lmi_core.runners.cpu.medusa_runner import MedusaRunner
-from lmi_core.runners.cpu.memory_needs import (
-    check_memory,
-    find_cpu_model,
-    memory_errors,
-)
+from lmi_core.runners.cpu.memory_needs import check_memory, memory_errors
 from lmi_core.runners.cpu.rank_hosts import host_cpus
 from lmi_core.runners.cpu.ranked_adapters import RankedAdapters, lora_store
 from lmi_core.runners.cpu.ranked_blocks import RankedBlocks
-from lmi_core.runners.cpu.recorded_model import RecordedModel
+from lmi_core.runners.cpu.recorded_model import RecordedModel, open_weights
 from lmi_core.runners.cpu.shared_workers import SharedWorkers
-from lmi_core.runners.cpu.sizes import cache_dtype, num_rank_threads
+from lmi_core.runners.cpu.sizes import cache_dtype, find_cpu_model, num_rank_threads
 from lmi_core.runners.memory_claims import HOST_MEMORY
 from lmi_core.runners.runner import RunnerInfo
 from lmi_core.runners.step_memory import KvCacheSize, StepMemory, StepSizes
@@ -39,7 +35,6 @@ if TYPE_CHECKING:
     from lmi_core.models.decoder import KeptStates
     from lmi_core.models.found_model import FoundModel
     from lmi_core.models.loader import LoadedModel
-    from lmi_core.models.smoothing import Smoothing
     from lmi_core.runners.cpu.ranks import Ranks
     from lmi_core.runners.runner import AdapterStore, BlockMemory
     from lmi_core.weights.formats import FloatArray
@@ -109,8 +104,8 @@ class CpuRunner:
             self.drafter.worker = self._worker
         self.completion_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.info = self._info(found, model, sizes)
-        self._report(config, self.info.weight_bytes)
-        HOST_MEMORY.claim(claim, self.info.weight_bytes + memory.num_bytes)
+        self._report(config)
+        HOST_MEMORY.claim(claim, self.info.weight_bytes + self.info.kv_cache_bytes)
         recorded.cache.lay_pages_ahead(0)
         for each in packed:
             each.save()
@@ -152,23 +147,22 @@ class CpuRunner:
             has_adapters=self.adapters is not None,
         )
 
-    def _report(self, config: EngineConfig, weight_bytes: int) -> None:
+    def _report(self, config: EngineConfig) -> None:
         """Say what makes it slow, and how several models divide the machine."""
         if _native.instruction_sets() == ["scalar"] and _native.unbuilt_instruction_sets():
             log.warning("kernels for this processor aren't built: `make build` adds them")
         claimed_bytes = HOST_MEMORY.others_bytes(self._claim)
         if config.num_models == 1 and not claimed_bytes:
             return
-        assert self._worker is not None
         log.info(
             "model %s: weights %.0f MiB, KV cache up to %.0f MiB (%s); other models have %.0f MiB; "
             "steps of all models run one after the other, this one's on %d threads",
             config.served_model_name,
-            weight_bytes / 2**20,
-            self.memory.num_bytes / 2**20,
+            self.info.weight_bytes / 2**20,
+            self.info.kv_cache_bytes / 2**20,
             self.memory.reason,
             claimed_bytes / 2**20,
-            self._worker.num_threads,
+            self.info.num_threads,
         )
 
     def submit(self, step: _native.Step) -> None:
@@ -251,29 +245,29 @@ def load_cpu_runner(
     Raises ModelError for files that can't be served, UserError for sizes that don't fit.
     """
     from lmi_core.calibration.peaks import smoothing_for
+    from lmi_core.models.loader import load_weights
     from lmi_core.runners.cpu.ranks import Ranks
 
     found = find_cpu_model(asked) if isinstance(asked, EngineConfig) else asked
     config = with_bound_cpus(found.asked)
     found = replace(found, asked=config)
-    ranks, claim = None, object()
+    models, ranks, claim = found.models, None, object()
+    on_weights = None if progress is None else partial(progress, "weights")
     needs = HOST_MEMORY.claim_checked(claim, partial(check_memory, found))
     with ExitStack() as failed, memory_errors():
         failed.callback(HOST_MEMORY.release, claim)
         if on_found is not None:
             on_found(found.spec.vocab_size, found.config.eos_token_ids)
         with bound_to(config.bound_cpus[0] if config.bound_cpus else ()):
-            smoothings = [smoothing_for(each, progress) for each in found.models]
+            smoothings = [smoothing_for(each, progress) for each in models]
             if found.slicing.num_ranks > 1:
                 ranks = Ranks(config, smoothings[0])
                 failed.callback(ranks.close)
-            packed = [_open_packed(each) for each in found.models]
-            model, *drafts = map(
-                _load, found.models, packed, smoothings, itertools.repeat(progress)
-            )
-            kept = [each for each in packed if each is not None]
+            backends = [open_weights(each) for each in models]
+            model, *drafts = map(load_weights, models, backends, repeat(on_weights), smoothings)
+            packed = [each.packed for each in backends if each.packed is not None]
             draft = drafts[0] if drafts else None
-            runner = CpuRunner(found, model, draft, needs.blocks, claim, kept, ranks)
+            runner = CpuRunner(found, model, draft, needs.blocks, claim, packed, ranks)
         failed.pop_all()
     return runner, model
 
@@ -293,41 +287,19 @@ def with_bound_cpus(config: EngineConfig) -> EngineConfig:
     return replace(config, num_threads=num_rank_threads(config))
 
 
-def _open_packed(found: FoundModel) -> PackedModel | None:
-    from lmi_core.weights.packed_model import open_packed_model
-
-    config = found.asked
-    return open_packed_model(config, found.checkpoint, num_rank_threads(config))
-
-
-def _load(
-    found: FoundModel,
-    packed: PackedModel | None,
-    smoothing: Smoothing | None,
-    progress: Progress | None,
-) -> LoadedModel:
-    from lmi_core.models.loader import load_weights
-    from lmi_core.ops.cpu import NativeWeights
-
-    config = found.asked
-    weights = NativeWeights(
-        config.instruction_set, num_rank_threads(config), packed, config.activations
-    )
-    on_weights = None if progress is None else partial(progress, "weights")
-    return load_weights(found, weights, on_weights, smoothing)
-
-
 def keep_packed(found: FoundModel, progress: Progress | None = None) -> None:
     """Put a model's packed weights into the repack cache, unless they are there or have no place:
     processes that load the model afterwards share their memory. Raises as ``load_cpu_runner``."""
     from lmi_core.calibration.peaks import smoothing_for
+    from lmi_core.models.loader import load_weights
 
     if found.slicing.num_ranks > 1:
         return  # each rank packs its own slice
+    on_weights = None if progress is None else partial(progress, "weights")
     with memory_errors():
         for each in found.models:
-            packed = _open_packed(each)
-            if packed is not None and not packed.is_stored:
-                _load(each, packed, smoothing_for(each, progress), progress)
-                packed.save()
-                packed.wait()
+            weights = open_weights(each)
+            if weights.packed is not None and not weights.packed.is_stored:
+                load_weights(each, weights, on_weights, smoothing_for(each, progress))
+                weights.packed.save()
+                weights.packed.wait()

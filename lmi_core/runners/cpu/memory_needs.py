@@ -1,4 +1,4 @@
-"""What the headers of a model say of it: whether it can be loaded, and what memory it takes."""
+"""What memory a model takes, as its headers say."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pathlib import Path
 from lmi_core import _native
 from lmi_core.errors import InsufficientMemoryError
 from lmi_core.models.eagle_head import EagleHead
-from lmi_core.models.found_model import FoundModel, find_model
+from lmi_core.models.found_model import FoundModel
 from lmi_core.models.spec import DecoderSpec
 from lmi_core.runners.cpu.core_groups import num_weight_nodes
-from lmi_core.runners.cpu.sizes import block_bytes, check_heads, check_sizes
+from lmi_core.runners.cpu.sizes import block_bytes
 from lmi_core.runners.draft_steps import draft_rows
 from lmi_core.runners.step_memory import KvCacheSize, StepSizes, size_kv_cache
 from lmi_core.settings.engine_config import EngineConfig
@@ -37,16 +37,6 @@ _BYTES |= dict.fromkeys(["bitsandbytes-nf4", "bitsandbytes-fp4"], 4.5 / 8)
 """Of a weight; int4 with the scale and zero point of 128, nf4 and fp4 with the scale of 64."""
 _FEW_BITS_BYTES = 4.5 / 8
 """Of a weight of 2 or 3 bits, in blocks of 4 with a scale of 32."""
-
-
-def find_cpu_model(asked: EngineConfig) -> FoundModel:
-    """What will be loaded, as far as settings and headers tell whether it can be, but for memory
-    (``check_memory``): what explains, serves and manages models asks here. Raises as
-    ``load_cpu_runner``."""
-    check_sizes(asked)
-    found = find_model(asked)
-    check_heads(found)
-    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

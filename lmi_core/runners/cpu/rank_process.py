@@ -18,7 +18,7 @@ from lmi_core.models.smoothing import Smoothing
 from lmi_core.runners.cpu.rank_orders import RankOrders
 from lmi_core.runners.cpu.ranked_adapters import lora_store
 from lmi_core.runners.cpu.ranks import MAX_MESSAGE_BYTES
-from lmi_core.runners.cpu.recorded_model import RecordedModel, open_group
+from lmi_core.runners.cpu.recorded_model import RecordedModel, open_group, open_weights
 from lmi_core.runners.cpu.sizes import num_rank_threads
 from lmi_core.sandbox import message
 from lmi_core.settings.engine_config import EngineConfig
@@ -75,17 +75,13 @@ def _join(
 ) -> _Joined:
     from lmi_core.models.found_model import find_model
     from lmi_core.models.loader import load_weights
-    from lmi_core.ops.cpu import NativeWeights
     from lmi_core.runners.cpu.memory_needs import memory_errors
     from lmi_core.runners.step_memory import StepSizes
-    from lmi_core.weights.packed_model import open_packed_model
 
     found = find_model(config)
     found = replace(found, slicing=replace(found.slicing, rank=rank))
-    num_threads = num_rank_threads(config)
     with memory_errors():
-        packed = open_packed_model(config, found.checkpoint, num_threads, rank=rank)
-        weights = NativeWeights(config.instruction_set, num_threads, packed, config.activations)
+        weights = open_weights(found)
         model = load_weights(found, weights, smoothing=smoothing)
         message.send(connection, message.encode(("loaded",)))
         _, num_blocks = _receive(connection)
@@ -102,8 +98,8 @@ def _join(
             adapters=None if store is None else store.table,
             group=group,
         )
-    if packed is not None:
-        packed.save()
+    if weights.packed is not None:
+        weights.packed.save()
     return _Joined(recorded, group, store)
 
 

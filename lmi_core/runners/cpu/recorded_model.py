@@ -1,4 +1,4 @@
-"""A model's step graph, and the KV cache that it reads: what each rank of a model has."""
+"""What each rank of a model has: packed weights, a step graph, and the KV cache that it reads."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from lmi_core import _native
-from lmi_core.runners.cpu.sizes import make_cache
+from lmi_core.runners.cpu.sizes import make_cache, num_rank_threads
+from lmi_core.weights.packed_model import open_packed_model
 
 if TYPE_CHECKING:
     from lmi_core.models.decoder import KeptStates
+    from lmi_core.models.found_model import FoundModel
     from lmi_core.models.loader import LoadedModel
     from lmi_core.models.spec import DecoderSpec
+    from lmi_core.ops.cpu import NativeWeights
     from lmi_core.ops.graph import Graph, Handle, LoraTable
     from lmi_core.runners.step_memory import StepSizes
     from lmi_core.settings.engine_config import EngineConfig
@@ -74,6 +77,15 @@ class RecordedModel:
         handle = lower(graph, target)[result]
         target.finish()
         return target, handle
+
+
+def open_weights(found: FoundModel) -> NativeWeights:
+    """What maps and packs the weights of a rank, and finds those that were packed before."""
+    from lmi_core.ops.cpu import NativeWeights
+
+    config, num_threads = found.asked, num_rank_threads(found.asked)
+    packed = open_packed_model(config, found.checkpoint, num_threads, rank=found.slicing.rank)
+    return NativeWeights(config.instruction_set, num_threads, packed, config.activations)
 
 
 def open_group(

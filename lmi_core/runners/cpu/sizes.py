@@ -1,21 +1,19 @@
-"""Sizes and formats that the CPU engine takes."""
+"""Sizes and formats that the CPU engine takes, and models that have them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from lmi_core import _native
 from lmi_core.errors import UserError
 from lmi_core.models.eagle_head import EagleHead
+from lmi_core.models.found_model import FoundModel, find_model
 from lmi_core.models.kv_scales import LayerScales
 from lmi_core.models.spec import DecoderSpec
 from lmi_core.runners.cpu.core_groups import num_own_cores
 from lmi_core.settings.engine_config import BLOCK_MULTIPLE, EngineConfig
 from lmi_core.weights.formats import WeightFormat
-
-if TYPE_CHECKING:
-    from lmi_core.models.found_model import FoundModel
 
 CacheDType = Literal["fp32", "bf16", "int8", "fp8_e4m3fn", "fp8_e5m2"]
 _NATIVE_DTYPES: dict[CacheDType, str] = {
@@ -33,6 +31,16 @@ _TILE_ROWS, _PARTITION, _LANES = 48, 256, 16
 def num_rank_threads(config: EngineConfig) -> int:
     """Worker threads of each of a model's ranks."""
     return config.num_threads or num_own_cores(config.tensor_parallel_degree)
+
+
+def find_cpu_model(asked: EngineConfig) -> FoundModel:
+    """What will be loaded, as far as settings and headers tell whether it can be, but for memory
+    (``memory_needs.py``): what explains, serves and manages models asks here. Raises as
+    ``load_cpu_runner``."""
+    check_sizes(asked)
+    found = find_model(asked)
+    check_heads(found)
+    return found
 
 
 def make_cache(
@@ -61,12 +69,12 @@ def block_bytes(config: EngineConfig, spec: DecoderSpec, dtype: WeightFormat) ->
 
 def _cache_layout(config: EngineConfig, spec: DecoderSpec, dtype: WeightFormat) -> dict[str, Any]:
     return {
-        "num_layers": spec.num_cache_layers,
         "block_size": config.block_size,
         "num_kv_heads": spec.attention.num_kv_heads,
         "head_dim": spec.attention.head_dim,
         "dtype": _NATIVE_DTYPES[cache_dtype(config, dtype)],
         "is_latent": spec.attention.latent is not None,
+        "num_layers": spec.num_cache_layers,
     }
 
 

@@ -49,7 +49,7 @@ class Kept(NamedTuple):
     """Of the rows that it is multiplied with, by its scheme; None: that says nothing."""
 
 
-class StoredLayers:
+class StoredLayers(dict[str, _Layer]):
     """Those among the matrices ``shapes``, by their names in 16 bits, that the checkpoint has as
     ``layout`` says: its tensors tell which. None: none of them."""
 
@@ -60,30 +60,21 @@ class StoredLayers:
         tensors: Mapping[str, TensorInfo],
     ) -> None:
         self._tensors = tensors
-        self._layers: dict[str, _Layer] = {}
         for name, shape in shapes.items():
             is_matrix = name.endswith(_WEIGHT) and len(shape) == 2
             if layout is not None and is_matrix and _is_marked(layout, name, tensors):
-                self._layers[name] = _Layer.of(layout, name, (shape[0], shape[1]))
-        biases = {f"{layer.name}.bias" for layer in self._layers.values()}
+                self[name] = _Layer.of(layout, name, (shape[0], shape[1]))
+        biases = {f"{layer.name}.bias" for layer in self.values()}
         self.spare_biases = biases & (tensors.keys() - shapes.keys())
         """Of layers that have none: some tools write zeros."""
         self.ignored = {
-            f"{layer.name}.{suffix}"
-            for layer in self._layers.values()
-            for suffix in layer.layout.ignored
+            f"{layer.name}.{suffix}" for layer in self.values() for suffix in layer.layout.ignored
         }
         """Names of tensors that may be there, and aren't read."""
 
-    def __bool__(self) -> bool:
-        return bool(self._layers)
-
-    def __contains__(self, weight: str) -> bool:
-        return weight in self._layers
-
     def problems(self, weight: str) -> list[str]:
         """What is wrong with the tensors that stand for ``weight``."""
-        layer = self._layers[weight]
+        layer = self[weight]
         problems = (
             part.problem(layer.name, self._tensors.get(f"{layer.name}.{part.suffix}"))
             for part in layer.parts
@@ -92,7 +83,7 @@ class StoredLayers:
 
     def tensors_of(self, weight: str) -> dict[str, TensorInfo]:
         """The tensors that stand for ``weight``."""
-        layer = self._layers[weight]
+        layer = self[weight]
         names = (f"{layer.name}.{part.suffix}" for part in layer.parts)
         return {name: self._tensors[name] for name in names if name in self._tensors}
 
@@ -112,7 +103,7 @@ class StoredLayers:
         return found
 
     def _judged(self) -> Iterator[tuple[str, StoredMatrix]]:
-        for weight in self._layers:
+        for weight in self:
             matrix = self.matrix(
                 weight,
                 integers=read_array,
@@ -130,7 +121,7 @@ class StoredLayers:
         note_rounding: Callable[[float], None],
     ) -> StoredMatrix:
         """``weight``, whose tensors have no problems. Raises ModelError if it can't be kept."""
-        layer = self._layers[weight]
+        layer = self[weight]
         tensors = LayerTensors(
             name=layer.name,
             shape=layer.shape,
