@@ -149,14 +149,31 @@ class WeightPacking:
         gated: bool = False,
         format: PackFormat | None = None,
     ) -> LinearWeight:
-        own = self._own_format(parts[0])
+        (made,), packed = self._made_of([parts], format)
+        return self.backend.pack(made, names=names, format=packed, gated=gated)
+
+    def pack_experts(
+        self, experts: Sequence[Sequence[Matrix]], names: Sequence[str], *, gated: bool
+    ) -> LinearWeight:
+        made, packed = self._made_of(experts, None)
+        return self.backend.pack_experts(made, names=names, format=packed, gated=gated)
+
+    def _made_of(
+        self, experts: Sequence[Sequence[Matrix]], format: PackFormat | None
+    ) -> tuple[list[Sequence[Matrix]], PackFormat]:
+        """Matrices, each of its own parts, for packing as one weight, and the format that they are
+        packed in. ``format``: None: that of layers."""
+        parts = [part for expert in experts for part in expert]
+        formats = {self._own_format(part) for part in parts}
+        own = formats.pop() if len(formats) == 1 else None
         if own is not None:
             self.own_formats[own] += sum(len(part) * part.shape[1] for part in parts)
         chosen = own or self._kept_format(parts) or format or self._layer_format(parts)
-        if any(isinstance(part, IntegerMatrix) and part.format != chosen for part in parts):
-            parts = [*dense(parts)]
-        parts, packed = self._made(parts, chosen)
-        return self.backend.pack(parts, names=names, format=packed, gated=gated)
+        coded = (part for part in parts if isinstance(part, IntegerMatrix | BlockMatrix))
+        if any(part.format != chosen for part in coded):
+            experts = [dense(expert) for expert in experts]
+        made = [self._made(expert, chosen) for expert in experts]
+        return [expert for expert, _ in made], made[0][1]
 
     def _made(
         self, parts: Sequence[Matrix], chosen: PackFormat | Quantization
@@ -185,23 +202,6 @@ class WeightPacking:
             return part.format
         is_half = isinstance(part, np.ndarray) and part.dtype == np.float16
         return "fp16" if is_half and self.keeps_halves else None
-
-    def pack_experts(
-        self, experts: list[list[Matrix]], names: Sequence[str], *, gated: bool
-    ) -> LinearWeight:
-        parts = [part for expert in experts for part in expert]
-        own = {self._own_format(part) for part in parts}
-        kept = own.pop() if len(own) == 1 else None
-        if kept is not None:
-            self.own_formats[kept] += sum(len(part) * part.shape[1] for part in parts)
-        chosen = kept or self._kept_format(parts) or self._layer_format(parts)
-        coded = (part for part in parts if isinstance(part, IntegerMatrix | BlockMatrix))
-        if any(part.format != chosen for part in coded):
-            experts = [[*dense(expert)] for expert in experts]
-        made = [self._made(expert, chosen) for expert in experts]
-        return self.backend.pack_experts(
-            [parts for parts, _ in made], names=names, format=made[0][1], gated=gated
-        )
 
     def _kept_format(self, parts: Sequence[Matrix]) -> Quantization | None:
         """Of matrices in integers that can be packed as one as they are; None: others."""
