@@ -73,14 +73,12 @@ def random_model(
         head=linear(spec.vocab_size, hidden, is_head=True),
     )
     return LoadedModel(
-        path=Path(shape.name),
         spec=spec,
         whole_spec=spec,
         weights=weights,
         dtype="bf16",
         quantize=quantize,
         eos_token_ids=(),
-        bos_token_id=None,
     )
 
 

@@ -45,7 +45,6 @@ _log = logging.getLogger(__name__)
 class LoadedModel:
     """What the engine needs of a model; ``dtype`` is that of the packed matrices."""
 
-    path: Path
     spec: DecoderSpec
     whole_spec: DecoderSpec
     """Of the model of which ``spec`` is a slice."""
@@ -128,7 +127,6 @@ def load_weights(
     reader.check_files()
     packing.report()
     return LoadedModel(
-        path=path,
         quantize=found.quantize or packing.kept_format,
         spec=slicing.spec(spec),
         whole_spec=spec,

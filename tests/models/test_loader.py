@@ -109,10 +109,11 @@ def test_auto_dtype_follows_the_checkpoint(stored_dtype: str, expected: str, tab
 
 
 def test_a_tied_model_keeps_the_embedding_in_its_file() -> None:
-    model = load(cached_checkpoint("qwen2", dtype="bfloat16"))
+    path = cached_checkpoint("qwen2", dtype="bfloat16")
+    model = load(path)
     assert not model.weights.embedding.flags.owndata
     assert not model.weights.embedding.flags.writeable
-    file_bytes = (model.path / "model.safetensors").stat().st_size
+    file_bytes = (path / "model.safetensors").stat().st_size
     # Norms and biases are widened to float32; nothing else is held twice.
     assert file_bytes * 0.9 < model.weights.num_bytes < file_bytes * 1.05
 
