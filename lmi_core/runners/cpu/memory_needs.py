@@ -22,7 +22,6 @@ from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.units import megabytes
 from lmi_core.weights.mxfp4 import MXFP4_ENDINGS
 from lmi_core.weights.quantized.methods import (
-    METHODS,
     MXFP4,
     fp4_format,
     has_few_bits,
@@ -32,8 +31,7 @@ from lmi_core.weights.quantized.settings import QuantizationSettings
 from lmi_core.weights.repack_cache import MIN_CHECKPOINT_BYTES, cache_directory
 
 _BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1.0, "fp8": 1.0, "int4": 4.25 / 8}
-_BYTES |= {"bitsandbytes": 1.0, "eetq": 1.0, "smoothquant": 1.0}
-_BYTES |= dict.fromkeys(["bitsandbytes-nf4", "bitsandbytes-fp4"], 4.5 / 8)
+_BYTES |= {"llm_int8": 1.0, "eetq": 1.0, "smoothquant": 1.0, "nf4": 4.5 / 8, "fp4": 4.5 / 8}
 """Of a weight; int4 with the scale and zero point of 128, nf4 and fp4 with the scale of 64."""
 _FEW_BITS_BYTES = 4.5 / 8
 """Of a weight of 2 or 3 bits, in blocks of 4 with a scale of 32."""
@@ -67,21 +65,22 @@ def estimate(found: FoundModel, claimed_bytes: int = 0) -> Estimate:
     """What the CPU engine takes for a model whose files are here, and for what drafts for it;
     ``claimed_bytes``: what other engines have. Raises InsufficientMemoryError for a KV cache that
     can't be had."""
-    config, num_ranks = found.asked, found.slicing.num_ranks
-    cache = size_kv_cache(
+    config, models = found.asked, found.models
+    pool_bytes, sizes = _pool_block_bytes(found), StepSizes.of_model(config, found.spec)
+    blocks = size_kv_cache(
         config,
-        block_bytes=_pool_block_bytes(found),
-        max_model_len=config.max_model_len or found.spec.max_positions,
+        block_bytes=pool_bytes,
+        max_model_len=sizes.max_model_len,
         claimed_bytes=claimed_bytes,
     )
     return Estimate(
-        weights=sum(map(_weight_bytes, found.models))
+        kv_cache=blocks.num_bytes,
+        blocks=blocks,
+        weights=sum(map(_weight_bytes, models))
         + (0 if found.heads is None else found.heads.num_weights),
-        kv_cache=cache.num_bytes,
-        blocks=cache,
-        workspace=num_ranks * _workspace_bytes(config, found.spec, num_ranks)
+        workspace=_workspace_bytes(found, sizes)
         + (0 if found.draft is None else _draft_workspace_bytes(config, found.draft.spec)),
-        stored=sum(each.checkpoint.stored_bytes for each in found.models),
+        stored=sum(each.checkpoint.stored_bytes for each in models),
     )
 
 
@@ -100,7 +99,6 @@ def _pool_block_bytes(found: FoundModel) -> int:
 
 
 def _weight_bytes(found: FoundModel) -> int:
-    config = found.asked
     settings = found.checkpoint.quantization
     if settings is not None and not _is_made_anew(settings, found):
         return found.checkpoint.stored_bytes + _copied_bytes(found) + _latent_bytes(found)
@@ -112,10 +110,8 @@ def _weight_bytes(found: FoundModel) -> int:
     head = head if spec.has_head else 0
     matrices = sum(_num_weights(name, shape) for name, shape in shapes.items())
     vectors = sum(math.prod(shape) for shape in shapes.values() if len(shape) == 1)
-    is_named = settings is not None and config.quantize in METHODS  # and nothing is made at load
-    made = None if is_named else config.quantize
-    head_bytes = 1.0 if made else _BYTES[dtype]
-    matrix_bytes = _BYTES[made or dtype]
+    head_bytes = 1.0 if found.quantize else _BYTES[dtype]
+    matrix_bytes = _BYTES[found.quantize or dtype]
     if settings is not None and not _is_widened(settings, found) and has_few_bits(settings):
         matrix_bytes = _FEW_BITS_BYTES
     matrix_bytes *= matrices
@@ -260,13 +256,14 @@ def free_address_bytes() -> int | None:
     return limit - num_pages * resource.getpagesize()
 
 
-def _workspace_bytes(config: EngineConfig, spec: DecoderSpec, num_ranks: int) -> int:
-    """Of each rank. A row has its residual, its widest linear's input and output, and q, k and v;
+def _workspace_bytes(found: FoundModel, sizes: StepSizes) -> int:
+    """Of all ranks. A row has its residual, its widest linear's input and output, and q, k and v;
     logits are fp32 of the whole vocabulary, what is pooled of the hidden size."""
-    sizes = StepSizes.of_model(config, spec)
+    spec, num_ranks = found.spec, found.slicing.num_ranks
     result_columns = spec.vocab_size if spec.has_head else spec.hidden_size
     row_bytes = _row_bytes(spec) + (8 * spec.hidden_size if num_ranks > 1 else 0)  # others read it
-    return sizes.max_num_tokens * row_bytes + sizes.max_logit_rows * result_columns * 4
+    result_bytes = sizes.max_logit_rows * result_columns * 4
+    return num_ranks * (sizes.max_num_tokens * row_bytes + result_bytes)
 
 
 def _draft_workspace_bytes(config: EngineConfig, spec: DecoderSpec) -> int:
