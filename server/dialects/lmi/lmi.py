@@ -20,6 +20,7 @@ from typing import Any, Literal
 import msgspec
 
 from lmi_core.engine.request import GenerationRequest
+from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.errors import CapacityError, EngineError, UserError
 from lmi_core.text.chat import ChatTemplate
 from lmi_core.text.infill import InfillForm, no_infill
@@ -69,7 +70,6 @@ from lmi_server.dialects.unknown_fields import report_unknown, unknown_fields
 log = logging.getLogger(__name__)
 
 _FORMATTERS = ("json", "jsonlines", "sse")
-_CUSTOM = "custom"
 _MAX_PROMPTS = 256
 PIPELINE_TOKENS, PIPELINE_STREAM_TOKENS = 20, 50
 """max_new_tokens of requests that don't say it, to pipelines and where these stream."""
@@ -158,10 +158,7 @@ class LmiProtocol:
         parameters, ignored = with_strategy(parameters, self._options.strategy)
         cached, not_cached = cached_prompt(body, parameters)
         stream = bool(body.stream) and self._release.has_stream_field
-        if self._options.custom_formatter:
-            formatter = _CUSTOM
-        else:
-            formatter = self._formatter(parameters, stream=stream)
+        formatter = self._formatter(parameters, stream=stream)
         answer = self._answer(body, parameters, prompts)
         pipeline = self._options.pipeline if formatter == "json" else ""
         if pipeline:
@@ -174,28 +171,16 @@ class LmiProtocol:
             _refuse_streamed(answer)
         elif pipeline.startswith("lines"):
             _refuse_candidates(answer)
-        params = sampling_params(
-            parameters, answer, shows_tokens=answer.details or formatter != "json"
-        )
-        params = replace(params, stop=(*params.stop, *self._options.stop))
-        if parameters.watermark:
-            params = replace(
-                params,
-                watermark_gamma=self._options.watermark_gamma,
-                watermark_delta=self._options.watermark_delta,
-            )
+        shows_tokens = answer.details or formatter != "json"
+        params = self._params(parameters, answer, shows_tokens=shows_tokens)
         make: Callable[..., GenerationRequest] = GenerationRequest
-        renderer = _renderer(formatter, answer)
-        if pipeline.startswith("lines"):
-            renderer = PipelineLinesRenderer(answer, starts_with_prompt="prompt" in pipeline)
-        if formatter == _CUSTOM:
+        if formatter == "custom":
             make = partial(
                 FormattedRequest,
                 text=prompts[0],
                 parameters=body.parameters or {},
                 input_number=call.input_number,
             )
-            renderer = FormattedRenderer(streamed=stream)
         return ParsedCall(
             requests=tuple(
                 make(
@@ -208,7 +193,7 @@ class LmiProtocol:
                 )
                 for i, prompt in enumerate(prompts)
             ),
-            renderer=renderer,
+            renderer=_renderer(formatter, answer, pipeline, stream=stream),
             truncate_prompt_tokens=truncate(parameters),
             headers=report_unknown(
                 call.request_id,
@@ -262,6 +247,8 @@ class LmiProtocol:
         )
 
     def _formatter(self, parameters: LmiParameters, *, stream: bool) -> str:
+        if self._options.custom_formatter:
+            return "custom"
         if self._options.output_formatter is not None:
             return self._options.output_formatter
         if parameters.output_formatter in _FORMATTERS:
@@ -272,6 +259,18 @@ class LmiProtocol:
         if not stream:
             return "json"
         return "sse" if self._options.tgi_compat else "jsonlines"
+
+    def _params(
+        self, parameters: LmiParameters, answer: Answer, *, shows_tokens: bool
+    ) -> SamplingParams:
+        """What a request asks for, with what the options add."""
+        options = self._options
+        params = sampling_params(parameters, answer, shows_tokens=shows_tokens)
+        params = replace(params, stop=(*params.stop, *options.stop))
+        if not parameters.watermark:
+            return params
+        gamma, delta = options.watermark_gamma, options.watermark_delta
+        return replace(params, watermark_gamma=gamma, watermark_delta=delta)
 
     def _answer(self, body: LmiBody, parameters: LmiParameters, prompts: tuple[str, ...]) -> Answer:
         choices = num_choices(parameters)
@@ -366,8 +365,12 @@ def _of_pipeline(answer: Answer, parameters: Mapping[str, Any]) -> Answer:
     return replace(answer, as_list=True, full_text=full_text, indented=True)
 
 
-def _renderer(formatter: str, answer: Answer) -> Renderer:
+def _renderer(formatter: str, answer: Answer, pipeline: str, *, stream: bool) -> Renderer:
+    if pipeline.startswith("lines"):
+        return PipelineLinesRenderer(answer, starts_with_prompt="prompt" in pipeline)
     match formatter:
+        case "custom":
+            return FormattedRenderer(streamed=stream)
         case "json":
             return JsonRenderer(answer)
         case "jsonlines" if answer.release <= Release.V0_27:
