@@ -15,7 +15,7 @@ from lmi_core.runners.runner import RunnerInfo
 from lmi_core.runners.step_memory import KvCacheSize, StepSizes, size_kv_cache
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from lmi_core.models.loader import LoadedModel
     from lmi_core.runners.device.device_memory import MeasuredMemory
@@ -30,10 +30,9 @@ class DeviceCache:
         config: EngineConfig,
         model: LoadedModel,
         device: torch.device,
-        drafting: DeviceCache | None = None,
-        kept: KeptTable | None = None,
+        beside: Sequence[PagedCache | KeptTable] = (),
     ) -> None:
-        """``drafting``: of what drafts, which has as many blocks as ``model``; ``kept``: for it."""
+        """``beside``: what has as many blocks, of what drafts for ``model``."""
         spec, attention = model.spec, model.spec.attention
         self._config, self._model = config, model
         self.dtype = model.dtype if config.kv_dtype == "auto" else config.kv_dtype
@@ -54,12 +53,8 @@ class DeviceCache:
         is_divided = device.type == "cpu"
         self._num_caches = 1 if is_divided else self._num_ranks
         self._block_bytes = self.store.num_bytes * (self._num_ranks if is_divided else 1)
-        self._beside: list[PagedCache | KeptTable] = []
-        if drafting is not None:
-            self._beside.append(drafting.store)
-        if kept is not None:
-            self._beside.append(kept)
-        self._block_bytes += sum(each.num_bytes for each in self._beside)
+        self._beside = beside
+        self._block_bytes += sum(each.num_bytes for each in beside)
 
     def grow(
         self, measured: MeasuredMemory | None, agree: Callable[[int], int] | None = None

@@ -15,6 +15,7 @@ from lmi_core.models.medusa_heads import MedusaHeads, record_head
 from lmi_core.models.slices import WHOLE
 from lmi_core.ops.device.eager import EagerGraph
 from lmi_core.ops.device.kept_table import KeptTable
+from lmi_core.ops.device.paged_cache import PagedCache
 from lmi_core.ops.device.torch_weights import DTYPES, DeviceWeights
 from lmi_core.ops.graph import Graph, LinearWeight
 from lmi_core.ops.kernels import select
@@ -24,6 +25,7 @@ from lmi_core.runners.device.recorded import chosen_for, record_eager
 if TYPE_CHECKING:
     from lmi_core.models.eagle_head import EagleHead
     from lmi_core.models.loader import LoadedModel
+    from lmi_core.runners.runner import RunnerInfo
     from lmi_core.settings.engine_config import EngineConfig
     from lmi_core.weights.formats import FloatArray
 
@@ -50,6 +52,21 @@ class Drafting:
         self.device = device
         self.cache = DeviceCache(config, model, device)
         self.num_bytes = model.weights.num_bytes
+
+    @property
+    def stores(self) -> list[PagedCache | KeptTable]:
+        """What has as many blocks as the cache of the model that it drafts for."""
+        stores: list[PagedCache | KeptTable] = [] if self.cache is None else [self.cache.store]
+        return stores if self.table is None else [*stores, self.table]
+
+    def added_to(self, info: RunnerInfo) -> RunnerInfo:
+        """``info``, of the runner that it drafts for, with what it has."""
+        return replace(
+            info,
+            weight_bytes=info.weight_bytes + self.num_bytes,
+            draft_model=self.name,
+            has_draft_heads=self.num_heads > 0,
+        )
 
     def graphs(self, chosen: Mapping[str, str]) -> list[EagerGraph]:
         """What computes the steps of a chain by their number, or all of them; ``chosen``: the

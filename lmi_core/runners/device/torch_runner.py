@@ -82,10 +82,7 @@ class TorchRunner:
         """``chosen``: the implementation of every op. ``others_bytes``: what was allocated on the
         device before the weights. ``ranks``: the others that compute ``model``, of which this is
         rank 0. ``drafting``: what drafts for it."""
-        kept = None if drafting is None else drafting.kept
-        beside = None if drafting is None else drafting.cache
-        table = None if drafting is None else drafting.table
-        cache = DeviceCache(config, model, device, beside, table)
+        cache = DeviceCache(config, model, device, () if drafting is None else drafting.stores)
         self.device, sizes = device, cache.sizes
         drafted_with = chosen
         chosen = chosen_for(model, config, cache, device, chosen)
@@ -100,6 +97,7 @@ class TorchRunner:
         if model.head is not None:
             self.head = model.head
         self._ranks, group = ranks, None if ranks is None else ranks.meet(device, chosen)
+        kept = None if drafting is None else drafting.kept
         record = partial(record_eager, model, chosen, cache, device, lora, group, kept)
         self._graph = record()
         self._record_with_states = partial(record, config.contrastive_states)
@@ -127,13 +125,8 @@ class TorchRunner:
         self._jobs: queue.SimpleQueue[_Job | DraftJob | None] = queue.SimpleQueue()
         self.drafter: TorchDraftRunner | None = None
         if drafting is not None:
+            self.info = drafting.added_to(self.info)
             self.drafter = TorchDraftRunner(drafting, draft_graphs, sizes, shared, self._jobs.put)
-            self.info = replace(
-                self.info,
-                weight_bytes=self.info.weight_bytes + drafting.num_bytes,
-                draft_model=drafting.name,
-                has_draft_heads=drafting.num_heads > 0,
-            )
         share = config.gpu_memory_utilization
         self._oom_advice = f"lower gpu_memory_utilization, which is {share}"
         self.completion_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
