@@ -14,14 +14,13 @@ from lmi_core.models.draft_model import (
     draft_config,
     find_draft_heads,
 )
-from lmi_core.models.expert_tensors import is_router
 from lmi_core.models.gguf_spec import gguf_spec
 from lmi_core.models.pooling import PoolingSpec, read_pooling, task_of
 from lmi_core.models.registry import family_of
 from lmi_core.models.rope_config import override_rope
 from lmi_core.models.slices import Slicing, slicing_of
 from lmi_core.models.spec import DecoderSpec
-from lmi_core.models.tensor_check import HeldTensors, held_tensors
+from lmi_core.models.tensor_check import held_tensors
 from lmi_core.models.weights import answer_matrix
 from lmi_core.settings.engine_config import EngineConfig, check_max_model_len
 from lmi_core.text.calibration_text import read_text
@@ -116,7 +115,7 @@ def find_model(asked: EngineConfig) -> FoundModel:
         spec=spec,
         shapes=shapes,
         tensors=held.tensors,
-        dtype=_stored_format(held, architecture) if asked.dtype == "auto" else asked.dtype,
+        dtype=held.stored_format if asked.dtype == "auto" else asked.dtype,
         quantized=held.quantized,
         quantize=made,
         pooling=pooling,
@@ -221,17 +220,3 @@ def _check_gguf(asked: EngineConfig) -> None:
             "out, or serve the model in safetensors",
             field="option.enable_lora",
         )
-
-
-def _stored_format(held: HeldTensors, gguf_architecture: str | None) -> WeightFormat:
-    """What weights and activations are where nobody says it: as the checkpoint, or bf16."""
-    if gguf_architecture is not None:
-        # A file may have any type for each matrix; none is rounded but routers, which converters
-        # widen.
-        has_fp32 = any(
-            held.tensors[name].dtype == "F32"
-            for name, shape in held.shapes.items()
-            if len(shape) > 1 and not is_router(held.spec, name) and not name.endswith(".bias")
-        )
-        return "fp32" if has_fp32 else "bf16"
-    return "fp32" if held.tensors[held.spec.names.embedding].dtype == "F32" else "bf16"

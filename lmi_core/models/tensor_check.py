@@ -8,7 +8,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lmi_core.errors import ModelError
-from lmi_core.models.expert_tensors import expert_shapes, unread_experts, with_layout
+from lmi_core.models.expert_tensors import (
+    expert_shapes,
+    is_router,
+    unread_experts,
+    with_layout,
+)
 from lmi_core.models.kv_scales import kv_scale_names
 from lmi_core.models.linears import layer_linears
 from lmi_core.models.spec import DecoderSpec, LatentSpec
@@ -16,6 +21,7 @@ from lmi_core.models.weight_names import WeightNames
 from lmi_core.models.weights import bias_name, is_transposed, qk_norm_tensors
 from lmi_core.weights.checkpoint import Checkpoint
 from lmi_core.weights.float_tensors import FLOAT_DTYPES, holds_same
+from lmi_core.weights.formats import WeightFormat
 from lmi_core.weights.fp8_checkpoint import FP8_DTYPES, goes_with_fp8, scale_problem
 from lmi_core.weights.gguf.types import BLOCK_TYPES
 from lmi_core.weights.mxfp4 import MXFP4_ENDINGS
@@ -46,13 +52,15 @@ class HeldTensors(NamedTuple):
     """The matrices among it that are in integers."""
     kv_scales: tuple[str, ...]
     """The tensors that are scales of an fp8 KV cache."""
+    stored_format: WeightFormat
+    """What weights and activations are where nobody says it: as the checkpoint, or bf16."""
 
 
 def held_tensors(checkpoint: Checkpoint, layout: Layout | None, spec: DecoderSpec) -> HeldTensors:
     """What ``checkpoint``, whose matrices may be as ``layout`` says, holds of the model of
     ``spec``. Raises as ``check_tensors``."""
-    tensors = checkpoint.tensors
-    if checkpoint.gguf_architecture is None:
+    tensors, is_gguf = checkpoint.tensors, checkpoint.gguf_architecture is not None
+    if not is_gguf:
         tensors = _text_tensors(tensors, spec.names)
     spec = _with_own_head(spec, tensors, is_part="text_config" in checkpoint.config.values)
     if spec.experts is not None:
@@ -64,7 +72,17 @@ def held_tensors(checkpoint: Checkpoint, layout: Layout | None, spec: DecoderSpe
     quantized = StoredLayers(layout, matrices, tensors)
     _check_quantized(checkpoint, quantized)
     check_tensors(checkpoint.path, spec, shapes, tensors, quantized, kv_scales)
-    return HeldTensors(spec, tensors, shapes, quantized, kv_scales)
+    deciding = _unrounded(spec, shapes) if is_gguf else [names.embedding]
+    is_fp32 = any(tensors[name].dtype == "F32" for name in deciding)
+    stored_format: WeightFormat = "fp32" if is_fp32 else "bf16"
+    return HeldTensors(spec, tensors, shapes, quantized, kv_scales, stored_format)
+
+
+def _unrounded(spec: DecoderSpec, shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
+    """A GGUF file's matrices, each of any type, of which none is rounded but routers, which
+    converters widen."""
+    matrices = [name for name, shape in shapes.items() if len(shape) > 1]
+    return [n for n in matrices if not is_router(spec, n) and not n.endswith(".bias")]
 
 
 def _text_tensors(tensors: Mapping[str, TensorInfo], names: WeightNames) -> dict[str, TensorInfo]:
