@@ -293,11 +293,10 @@ class DiskBlocks:
 
 
 def open_disk_blocks(
-    config: EngineConfig, runner: Runner, fingerprint: str | None
+    directory: Path, config: EngineConfig, runner: Runner, fingerprint: str | None
 ) -> DiskBlocks | None:
     """What ``prefix_cache_dir`` keeps of this model; None where it keeps nothing."""
-    directory = config.prefix_cache_dir
-    if directory is None or not config.enable_prefix_caching or not runner.info.shares_blocks:
+    if not config.enable_prefix_caching or not runner.info.shares_blocks:
         return None
     if fingerprint is None:
         log.warning("no prefixes are kept in %s: the model's files can't be read", directory)

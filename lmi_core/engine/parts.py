@@ -108,11 +108,12 @@ def load_parts(
     try:
         texts.begin(runner.info.vocab_size, files.eos_token_ids)
         tokenizer = texts.tokenizer()
-        keeps_blocks = config.prefix_cache_dir is not None
+        directory, disk = config.prefix_cache_dir, None
         fingerprint = FingerprintOf(config, runner.info)
-        if has_fingerprint or keeps_blocks:
-            fingerprint.start(waits=keeps_blocks)
-        disk = open_disk_blocks(config, runner, fingerprint.text)
+        if has_fingerprint or directory is not None:
+            fingerprint.start(waits=directory is not None)
+        if directory is not None:
+            disk = open_disk_blocks(directory, config, runner, fingerprint.text)
     except BaseException:
         texts.close()
         runner.close()
