@@ -15,12 +15,15 @@ torch = pytest.importorskip("torch", exc_type=ImportError)
 safetensors_torch = pytest.importorskip("safetensors.torch")
 
 from lmi_core import _native  # noqa: E402
+from lmi_core.calibration.layer_runs import LayerRuns  # noqa: E402
 from lmi_core.config.table.capabilities import BACKENDS  # noqa: E402
 from lmi_core.errors import ModelError  # noqa: E402
+from lmi_core.models.found_model import find_model  # noqa: E402
 from lmi_core.models.loader import LoadedModel, load_model  # noqa: E402
 from lmi_core.models.weights import Linear  # noqa: E402
 from lmi_core.ops.device.packed_weight import PackedWeight  # noqa: E402
 from lmi_core.ops.device.torch_weights import DeviceWeights  # noqa: E402
+from lmi_core.settings.engine_config import EngineConfig  # noqa: E402
 from lmi_core.weights.fp8_matrix import Fp8Matrix, expand_scales  # noqa: E402
 from lmi_core.weights.quantized.methods import METHODS  # noqa: E402
 from tests.checkpoints import make_checkpoint  # noqa: E402
@@ -267,14 +270,18 @@ def test_of_transposed_matrices_outputs_have_scales(form: str, tmp_path: Path) -
     exact = shutil.copytree(path, tmp_path / "plain")
     safetensors_torch.save_file(plain, exact / "model.safetensors")
     write_fp8(path, tensors)
-    layers = (load_model(each, "fp32").weights.layers for each in (path, exact))
-    for ours, theirs in zip(*layers, strict=True):
-        found, wanted = ours.attention_output, theirs.attention_output
-        assert found is not None
-        assert isinstance(found.weight, _native.LinearWeight)
-        assert wanted is not None
-        assert isinstance(wanted.weight, _native.LinearWeight)
-        np.testing.assert_array_equal(found.weight.unpack(), wanted.weight.unpack())
+    loaded, wanted = (load_model(each, "fp32").weights.layers for each in (path, exact))
+    runs = LayerRuns(find_model(EngineConfig(model=path)), num_threads=1)
+    try:
+        calibrated = [runs.load(layer_id) for layer_id in range(len(wanted))]
+    finally:
+        runs.close()
+    for layers in (loaded, calibrated):
+        for ours, theirs in zip(layers, wanted, strict=True):
+            found, expected = ours.attention_output.weight, theirs.attention_output.weight
+            assert isinstance(found, _native.LinearWeight)
+            assert isinstance(expected, _native.LinearWeight)
+            np.testing.assert_array_equal(found.unpack(), expected.unpack())
 
 
 def test_scales_of_the_inputs_of_transposed_matrices_are_refused(tmp_path: Path) -> None:
