@@ -68,10 +68,15 @@ def load_experts(
         gate_up=gate_up(),
         down=down(),
     )
-    if not experts.gates_shared:
-        return routed, None
-    inner = experts.shared_size
-    shared = Experts(
+    return routed, _load_shared(reader, experts, prefix, slicing) if experts.gates_shared else None
+
+
+def _load_shared(
+    reader: TensorReader, experts: ExpertSpec, prefix: str, slicing: Slicing
+) -> Experts:
+    """The one that every token takes, by a share that is scored."""
+    names, inner = experts.names, experts.shared_size
+    return Experts(
         router=reader.linear([prefix + names.shared_router], format=reader.packing.weight_format),
         choice_bias=None,
         gate_up=reader.linear(
@@ -84,7 +89,6 @@ def load_experts(
             inputs=None if slicing.is_whole else slicing.own(slicing.inner(inner)),
         ),
     )
-    return routed, shared
 
 
 def add_experts(x: Handle, h: Handle, layer: LayerWeights, spec: DecoderSpec) -> Handle:
