@@ -29,6 +29,7 @@ from lmi_core.models.weights import (
     Linear,
     Norm,
     WeightBackend,
+    answer_matrix,
     bias_name,
     qk_norm_tensors,
 )
@@ -203,7 +204,7 @@ def load_decoder(
 
 def _load_whole_head(reader: TensorReader, spec: DecoderSpec) -> Linear:
     """The output head in int8, for drafts alone, of a model whose ranks have parts of it."""
-    name = spec.names.embedding if spec.tied_head else f"{spec.names.head}.weight"
+    name = answer_matrix(spec)
     matrix = reader.matrix(name)
     if spec.normed_head:
         [floats] = as_floats([matrix])
