@@ -17,6 +17,7 @@ from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.runners.cpu.cpu_runner import CpuRunner
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.settings.speculation_config import SpeculationConfig
+from lmi_core.structured.grammar import Grammar
 from tests.checkpoints import cached_checkpoint
 from tests.engine.random_drafts import SPECULATION, draft_at_random
 from tests.tiny_tokenizer import VOCAB_SIZE
@@ -24,6 +25,9 @@ from tests.tiny_tokenizer import VOCAB_SIZE
 MAX_MODEL_LEN = 480
 BLOCK_SIZE = 16
 NUM_REQUESTS = 32
+
+RULES = Grammar.regex("([a-f]{1,5} )*[0-9]{150}")
+"""Of which texts are cut off, in the midst of what is free."""
 
 Outcome = tuple[tuple[int, float | None, tuple[tuple[int, float], ...]], ...]
 
@@ -36,7 +40,7 @@ class Request:
 
 
 def make_requests(seed: int) -> list[Request]:
-    """Short and long prompts, some with a common prefix; greedy and sampled."""
+    """Short and long prompts, some with a common prefix; greedy and sampled; some by a grammar."""
     rng = random.Random(seed)
     prefix = [rng.randrange(4, VOCAB_SIZE) for _ in range(150)]
     requests = []
@@ -63,6 +67,7 @@ def make_requests(seed: int) -> list[Request]:
             bad_words_ids=tuple((a, a + 1) for a in range(0, VOCAB_SIZE, 3)) if i % 8 == 4 else (),
             watermark_delta=2.0 if i % 8 in (1, 6) else 0.0,
             logprobs=None if i % 4 == 2 else 3,
+            grammar=RULES if i % 6 == 5 else None,
         )
         requests.append(Request(tuple(prompt), params))
     return requests
