@@ -312,7 +312,7 @@ typedef struct {
  * on nothing but the row. */
 typedef struct {
   const float* logits; /* [num_rows, vocab_size] */
-  float* modified;     /* the same, written; NULL if no row has edits */
+  float* modified;     /* the same, written; NULL if no row has edits, which aren't read then */
   const LmiSampleRow* rows;
   LmiEdits biases; /* added */
   LmiEdits seen;   /* values: how often generated; 0: only in the prompt. Ids differ in a row. */

@@ -52,6 +52,7 @@ __device__ bool has_edits(const LmiEdits& edits, int64_t row) {
 // The logits that the token is drawn by.
 __device__ const float* modify(const LmiSample& args, int64_t row) {
   const float* logits = args.logits + row * args.vocab_size;
+  if (args.modified == nullptr) return logits;
   const LmiSampleRow& rules = args.rows[row];
   if (!has_edits(args.biases, row) && !has_edits(args.seen, row) && !has_edits(args.bans, row) &&
       rules.mask < 0) {

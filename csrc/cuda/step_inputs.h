@@ -60,9 +60,6 @@ struct StepInputs {
   int32_t* copy_dst = nullptr;
   LmiLoraTile* lora_tiles = nullptr;
   LmiSampleRow* sample_rows = nullptr;
-  int32_t* bias_offsets = nullptr;
-  int32_t* seen_offsets = nullptr;
-  int32_t* ban_offsets = nullptr;
   std::vector<Work> work;
   int64_t num_bytes = 0;
 
@@ -83,9 +80,6 @@ struct StepInputs {
     take(copy_dst, counts.num_copies);
     take(lora_tiles, counts.num_lora_tiles);
     take(sample_rows, counts.num_logit_rows);
-    for (int32_t** array : {&bias_offsets, &seen_offsets, &ban_offsets}) {
-      take(*array, counts.num_logit_rows + 1);
-    }
     for (const StepCounts::Work& lengths : counts.work) {
       Work& lists = work.emplace_back();
       take(lists.decode, lengths.num_decode);

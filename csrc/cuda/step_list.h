@@ -90,17 +90,22 @@ LMI_CUDA_API int32_t lmi_cuda_step_list_set_adapter(LmiStepList* list, int32_t s
 LMI_CUDA_API int64_t lmi_cuda_step_list_num_bytes(const LmiStepList* list);
 LMI_CUDA_API int32_t lmi_cuda_step_list_start(LmiStepList* list, void* memory);
 
-/* What is sampled; pointers are to host memory. Mask i is for the row whose `mask` is i; they are
- * read after wait_for_masks(context), which is called once the forward pass is on the stream. */
+/* What logits are changed by; pointers are to host memory. Mask i is for the row whose `mask` is
+ * i. */
 typedef struct {
-  const LmiSampleRow* rows; /* [num_logit_rows] */
   LmiEdits biases;
   LmiEdits seen;
   LmiEdits bans;
   const uint32_t* const* masks; /* [num_masks], each of a bit per token */
-  void (*wait_for_masks)(void* context);
-  void* context;
   int32_t num_masks;
+} LmiStepEdits;
+
+/* What is sampled. Edits may hang on what the step before samples: edits(context), called once the
+ * forward pass is on the stream, waits for them; they are copied before anything else is called. */
+typedef struct {
+  const LmiSampleRow* rows; /* [num_logit_rows], in host memory */
+  const LmiStepEdits* (*edits)(void* context);
+  void* context;
   int32_t max_top; /* log-probabilities that the results have room for */
 } LmiStepSampling;
 

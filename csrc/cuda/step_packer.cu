@@ -178,10 +178,6 @@ void StepPacker::fill(const LmiStep& step, const SizedStep& sized, const StepInp
   copy_work(sized.lora_tiles, counts.num_lora_tiles, host.lora_tiles);
   fill_tables(step, counts, host);
   std::copy_n(step.sampling.rows, step.num_logit_rows, host.sample_rows);
-  const int32_t num_offsets = step.num_logit_rows == 0 ? 0 : step.num_logit_rows + 1;
-  std::copy_n(step.sampling.biases.offsets, num_offsets, host.bias_offsets);
-  std::copy_n(step.sampling.seen.offsets, num_offsets, host.seen_offsets);
-  std::copy_n(step.sampling.bans.offsets, num_offsets, host.ban_offsets);
   for (size_t i = 0; i < shapes_.size(); ++i) {
     const AttentionLists& lists = sized.lists[i];
     copy_work(lists.decode, counts.work[i].num_decode, host.work[i].decode);

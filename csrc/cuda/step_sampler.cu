@@ -20,6 +20,11 @@ class Words {
     count_ += count;
     return place;
   }
+  LmiEdits put(const LmiEdits& edits, int32_t num_rows, bool has_values) {
+    const int64_t count = edits.offsets[num_rows];
+    return {put(edits.offsets, num_rows + 1), put(edits.ids, count),
+            has_values ? put(edits.values, count) : nullptr};
+  }
   int64_t num_bytes() const { return 4 * count_; }
 
  private:
@@ -48,9 +53,6 @@ int32_t StepSampler::launch(const LmiStep& step, const StepInputs& inputs, void*
   LmiSample args = args_;
   args.modified = nullptr;
   args.rows = inputs.sample_rows;
-  args.biases.offsets = inputs.bias_offsets;
-  args.seen.offsets = inputs.seen_offsets;
-  args.bans.offsets = inputs.ban_offsets;
   args.num_rows = step.num_logit_rows;
   args.max_top = step.sampling.max_top;
   const Results places(results, args.num_rows, args.max_top);
@@ -59,33 +61,30 @@ int32_t StepSampler::launch(const LmiStep& step, const StepInputs& inputs, void*
   args.num_top = places.num_top;
   args.top_ids = places.top_ids;
   args.top_logprobs = places.top_logprobs;
-  if (const int32_t status = upload_edits(step.sampling, args.num_rows, edits, stream, args)) {
-    return status;
-  }
+  const LmiStepEdits& wanted = *step.sampling.edits(step.sampling.context);
+  if (const int32_t status = upload_edits(wanted, edits, stream, args)) return status;
   return lmi_cuda_sample(&args, stream);
 }
 
-int32_t StepSampler::upload_edits(const LmiStepSampling& sampling, int32_t num_rows,
-                                  GrowingUpload& edits, void* stream, LmiSample& args) const {
-  const int64_t num_biases = sampling.biases.offsets[num_rows];
-  const int64_t num_seen = sampling.seen.offsets[num_rows];
-  const int64_t num_bans = sampling.bans.offsets[num_rows];
-  const int64_t num_words =
-      2 * num_biases + 2 * num_seen + num_bans + int64_t{sampling.num_masks} * args.num_mask_words;
-  if (num_words == 0) return kOk;
+int32_t StepSampler::upload_edits(const LmiStepEdits& wanted, GrowingUpload& edits, void* stream,
+                                  LmiSample& args) const {
+  const int32_t num_rows = args.num_rows;
+  const int64_t num_edits = 2 * int64_t{wanted.biases.offsets[num_rows]} +
+                            2 * int64_t{wanted.seen.offsets[num_rows]} +
+                            wanted.bans.offsets[num_rows];
+  if (num_edits + wanted.num_masks == 0) return kOk;
   args.modified = args_.modified;
+  const int64_t num_words =
+      3 * (int64_t{num_rows} + 1) + num_edits + int64_t{wanted.num_masks} * args.num_mask_words;
   if (4 * num_words > edits.num_bytes()) {
     if (const int32_t status = edits.grow(8 * num_words)) return status;
   }
   Words words(edits);
-  args.biases.ids = words.put(sampling.biases.ids, num_biases);
-  args.biases.values = words.put(sampling.biases.values, num_biases);
-  args.seen.ids = words.put(sampling.seen.ids, num_seen);
-  args.seen.values = words.put(sampling.seen.values, num_seen);
-  args.bans.ids = words.put(sampling.bans.ids, num_bans);
-  if (sampling.num_masks > 0) sampling.wait_for_masks(sampling.context);
-  for (int32_t i = 0; i < sampling.num_masks; ++i) {
-    const uint32_t* mask = words.put(sampling.masks[i], args.num_mask_words);
+  args.biases = words.put(wanted.biases, num_rows, true);
+  args.seen = words.put(wanted.seen, num_rows, true);
+  args.bans = words.put(wanted.bans, num_rows, false);
+  for (int32_t i = 0; i < wanted.num_masks; ++i) {
+    const uint32_t* mask = words.put(wanted.masks[i], args.num_mask_words);
     if (i == 0) args.masks = mask;
   }
   return runtime::upload(edits.device(), edits.host(), words.num_bytes(), stream);

@@ -28,14 +28,14 @@ class StepSampler {
   void set(const LmiSample& args);
   bool is_set() const { return args_.logits != nullptr; }
 
-  // Samples the step's rows into `results` on the device. Edits and masks, where there are any, go
-  // up through `edits` once the masks are filled.
+  // Samples the step's rows into `results` on the device. What changes logits, where there is
+  // anything, goes up through `edits` once it is known.
   int32_t launch(const LmiStep& step, const StepInputs& inputs, void* results, GrowingUpload& edits,
                  void* stream) const;
 
  private:
-  int32_t upload_edits(const LmiStepSampling& sampling, int32_t num_rows, GrowingUpload& edits,
-                       void* stream, LmiSample& args) const;
+  int32_t upload_edits(const LmiStepEdits& wanted, GrowingUpload& edits, void* stream,
+                       LmiSample& args) const;
 
   LmiSample args_ = {};
 };

@@ -27,8 +27,7 @@ class DeviceRank {
       : group_(group),
         functions_(functions),
         list_(list),
-        rows_(static_cast<size_t>(group.sizes().capacity.max_logit_rows)),
-        offsets_(rows_.size() + 1) {
+        rows_(static_cast<size_t>(group.sizes().capacity.max_logit_rows)) {
     const SignalBlock no_signals;
     waiter_ = std::thread([this] { wait_for_all(); });
   }
@@ -56,10 +55,6 @@ class DeviceRank {
     } else {
       LmiStep inputs = inputs_of(step, group_.followed_rows());
       inputs.sampling.rows = rows_.data();  // rank 0 samples
-      for (LmiEdits* edits :
-           {&inputs.sampling.biases, &inputs.sampling.seen, &inputs.sampling.bans}) {
-        edits->offsets = offsets_.data();
-      }
       leave_at_most(LMI_STEP_SLOTS - 1);
       int32_t slot = -1;
       LMI_CHECK(functions_.run(list_, &inputs, &slot) == 0, functions_.error());
@@ -101,7 +96,6 @@ class DeviceRank {
   const StepFunctions functions_;
   LmiStepList* const list_;
   std::vector<LmiSampleRow> rows_;
-  std::vector<int32_t> offsets_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<int32_t> slots_;  // of steps under way

@@ -13,9 +13,10 @@ namespace lmi {
 // Of one step, whose view must outlive it. Filled anew for each step, so that memory is kept.
 class DeviceSampling {
  public:
-  void gather(const StepView& step);
-  // Valid until the next gather().
-  LmiStepSampling inputs();
+  // What is known before the tokens of the step before: all but edits. Valid until the next one's.
+  LmiStepSampling gather_rows(const StepView& step);
+  // By the sampling table as it is now, once masks are filled. Valid until the next one's.
+  const LmiStepEdits* gather_edits(const StepView& step);
 
  private:
   // Changes of logits, row by row.
@@ -30,17 +31,16 @@ class DeviceSampling {
     LmiEdits view() const { return {offsets.data(), ids.data(), values.data()}; }
   };
 
-  void add_row(const StepView& step, int32_t logit_row);
-  static void wait_for_masks(void* self);
+  LmiSampleRow row_of(const StepView& step, int32_t logit_row);
+  void add_edits(const StepView& step, int32_t logit_row);
 
-  const StepView* step_ = nullptr;
   std::vector<LmiSampleRow> rows_;
+  LmiStepEdits gathered_ = {};
   Edits biases_;
   Edits seen_;
   Edits bans_;
   std::vector<const uint32_t*> masks_;
   std::vector<int32_t> order_;  // of the vocabulary, by a watermark
-  int32_t max_top_ = 0;
 };
 
 }  // namespace lmi

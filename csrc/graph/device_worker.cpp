@@ -147,6 +147,7 @@ void DeviceWorker::launch_all() {
     lock.lock();
     if (capture_error_.empty()) capture_error_ = state.capture_error;
     launched_.push_back(job);
+    ++num_under_way_;
     launched_added_.notify_one();
   }
   is_launching_done_ = true;
@@ -172,9 +173,11 @@ void DeviceWorker::launch(Job& job) {
   job.started_ns = monotonic_ns();
   try {
     const StepView& step = job.step->view();
-    sampling_.gather(step);
     LmiStep inputs = inputs_of(step, job.step->followed_rows());
-    inputs.sampling = sampling_.inputs();
+    inputs.sampling = sampling_.gather_rows(step);
+    inputs.sampling.edits = &edits_of_launched;
+    inputs.sampling.context = this;
+    launching_ = job.step;
     if (group_ != nullptr && !hand_out(step, inputs.followed_rows)) {
       fail(job, group_->reason());
     } else if (functions_.run(list_, &inputs, &job.slot) == 0) {
@@ -186,6 +189,19 @@ void DeviceWorker::launch(Job& job) {
     fail(job, error.what());
   }
   job.slot = -1;
+}
+
+// Behind the forward pass, so that this needn't wait for what penalties and grammars do.
+const LmiStepEdits* DeviceWorker::edits_of_launched(void* self) {
+  auto& worker = *static_cast<DeviceWorker*>(self);
+  StepBuffer& step = *worker.launching_;
+  if (!step.counted_rows().empty()) {
+    std::unique_lock lock(worker.mutex_);
+    worker.job_done_.wait(lock, [&worker] { return worker.num_under_way_ == 0; });
+    lock.unlock();
+    step.take_tokens();
+  }
+  return worker.sampling_.gather_edits(step.view());
 }
 
 // Ranks go on together or not at all; the reason is the first one's.
@@ -213,6 +229,7 @@ void DeviceWorker::read_all() {
     complete(job, finished_ns);
     lock.lock();
     --num_unfinished_;
+    --num_under_way_;
     job_done_.notify_all();
   }
 }

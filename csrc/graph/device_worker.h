@@ -45,7 +45,8 @@ class DeviceWorker {
   DeviceWorker(const DeviceWorker&) = delete;
   DeviceWorker& operator=(const DeviceWorker&) = delete;
 
-  // As Worker::submit. A step that follows another one takes its tokens on the device.
+  // As Worker::submit. A step that follows another one takes its tokens on the device, and those
+  // that it counts from that one's results.
   void submit(StepBuffer& step, int completion_fd);
 
   // Waits until every submitted step is done.
@@ -71,6 +72,7 @@ class DeviceWorker {
   bool capture_wanted();
   bool hand_out(const StepView& step, const int32_t* followed_rows);
   void launch(Job& job);
+  static const LmiStepEdits* edits_of_launched(void* self);
   void fail(const Job& job, const std::string& why);
   void read(const Job& job);
   void complete(const Job& job, int64_t& finished_ns);
@@ -79,6 +81,7 @@ class DeviceWorker {
   LmiStepList* const list_;
   RankGroup* const group_;
   DeviceSampling sampling_;
+  StepBuffer* launching_ = nullptr;
   mutable std::mutex mutex_;
   std::condition_variable submitted_added_;
   std::condition_variable launched_added_;
@@ -86,6 +89,7 @@ class DeviceWorker {
   std::deque<Job> submitted_;
   std::deque<Job> launched_;
   int64_t num_unfinished_ = 0;
+  int64_t num_under_way_ = 0;  // launched, and not read
   std::string capture_error_;
   bool is_closing_ = false;
   bool is_launching_done_ = false;

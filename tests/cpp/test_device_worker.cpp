@@ -27,7 +27,8 @@ struct LmiStepList {
   int32_t failing_run = -1;
   int32_t failing_wait = -1;
   std::vector<int32_t> followed_rows;  // of the last step that followed
-  std::vector<uint32_t> mask_words;    // of the last mask
+  std::vector<uint32_t> mask_words;    // of all masks
+  std::vector<int32_t> seen_ids;       // of the last step's first row
   std::atomic<int32_t> num_wanted{0};
   std::atomic<int32_t> num_captured{0};
 };
@@ -43,10 +44,11 @@ int32_t run(List* list, const LmiStep* step, int32_t* slot_id) {
   if (step->followed_rows != nullptr) {
     list->followed_rows.assign(step->followed_rows, step->followed_rows + step->num_tokens);
   }
-  if (step->sampling.num_masks > 0) {
-    step->sampling.wait_for_masks(step->sampling.context);
-    list->mask_words.push_back(step->sampling.masks[step->sampling.rows[0].mask][0]);
+  const LmiStepEdits& edits = *step->sampling.edits(step->sampling.context);
+  if (edits.num_masks > 0) {
+    list->mask_words.push_back(edits.masks[step->sampling.rows[0].mask][0]);
   }
+  list->seen_ids.assign(edits.seen.ids, edits.seen.ids + edits.seen.offsets[1]);
   *slot_id = number % LMI_STEP_SLOTS;
   List::Slot& slot = list->slots[static_cast<size_t>(*slot_id)];
   slot.num_rows = step->num_logit_rows;
@@ -151,6 +153,22 @@ TEST(device_worker_hands_on_what_a_step_follows) {
   fixture.worker.drain();
   EXPECT(fixture.list.followed_rows == (std::vector<int32_t>{1, 0}));
   EXPECT_EQ(second.view().token_ids[0], 1);  // which the device replaces, not the host
+}
+
+TEST(device_worker_counts_what_a_step_follows) {
+  Fixture fixture;
+  fixture.sampling.vocab_size = 1000;
+  fixture.sampling.rows[0].presence_penalty = 0.5f;
+  fixture.worker.submit(fixture.fill(0), -1);
+  for (const size_t number : {1, 2}) {  // while the one before is under way
+    StepBuffer& step = fixture.fill(number);
+    step.follow(*fixture.steps[number - 1], {1, 0});
+    step.count_token(0);
+    fixture.worker.submit(step, -1);
+  }
+  fixture.worker.drain();
+  EXPECT(fixture.list.seen_ids == (std::vector<int32_t>{1, 101}));
+  EXPECT_EQ(fixture.sampling.rows[0].num_output, 2);
 }
 
 TEST(device_worker_goes_on_after_failures) {

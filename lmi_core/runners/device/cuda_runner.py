@@ -57,7 +57,10 @@ class CudaRunner:
         if self._model.adapters is not None:
             self.adapters = StepListAdapters(self._model.adapters, self._steps.list)
         self.info = replace(
-            info, has_adapters=self.adapters is not None, has_scales_and_cutoffs=False
+            info,
+            has_adapters=self.adapters is not None,
+            counts_ahead=True,
+            has_scales_and_cutoffs=False,
         )
         self.completion_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._worker: _native.DeviceWorker | None = start_worker(self._steps, group)
