@@ -16,6 +16,7 @@ from lmi_server.http.lifecycle import bind_all, run_server
 from lmi_server.http.logging import setup_logging
 from lmi_server.http.metrics import Metrics
 from lmi_server.http.tenants import keep_salts
+from lmi_server.http.turns import new_event_loop
 from lmi_server.models.loading import recipe_of, server_options
 from lmi_server.models.model_registry import ModelRegistry
 from lmi_server.models.registration import ConfiguredRegistrar
@@ -59,5 +60,6 @@ def serve(argv: Sequence[str], default_model: Path) -> int:
         ],
         registrar=ConfiguredRegistrar(argv, os.environ, server),
     )
-    asyncio.run(run_server(models, announce=announce))
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        runner.run(run_server(models, announce=announce))
     return 0
