@@ -865,7 +865,7 @@ class Drafter:
         """The text's first tokens, which nobody had to guess."""
     def extend(self, token_ids: Sequence[int]) -> None:
         """The next tokens, which are compared with what would have been drafted."""
-    def follow(self, text: list[int]) -> bool:
+    def follow(self, text: Sequence[int]) -> bool:
         """``extend`` by what ``text`` has beyond the tokens known; whether there is a draft then."""
     def draft(self, max_tokens: int, behind: Sequence[int] = ()) -> tuple[list[int], list[float]]:
         """What may follow, behind the tokens of ``behind``, at most so many tokens; and for each the

@@ -42,7 +42,7 @@ void bind_draft(py::module_& m) {
           py::arg("token_ids"))
       .def(
           "follow",
-          [](Drafter& drafter, const py::list& ids) {
+          [](Drafter& drafter, const py::sequence& ids) {
             for (auto i = static_cast<size_t>(drafter.num_tokens()); i < ids.size(); ++i) {
               const auto id = ids[i].cast<int32_t>();
               drafter.extend({&id, 1});

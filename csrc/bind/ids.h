@@ -8,14 +8,34 @@
 #include <limits>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "common/check.h"
 
 namespace lmi {
 
+// Of an array of C ints, Python's or NumPy's; false: it is something else.
+inline bool copy_ints(pybind11::handle ids, std::vector<int32_t>& result) {
+  Py_buffer view;
+  if (PyObject_CheckBuffer(ids.ptr()) == 0) return false;
+  if (PyObject_GetBuffer(ids.ptr(), &view, PyBUF_FORMAT | PyBUF_ND) != 0) {
+    PyErr_Clear();
+    return false;
+  }
+  static_assert(sizeof(int) == sizeof(int32_t));
+  const bool is_ints = view.ndim == 1 && std::string_view(view.format) == "i";
+  if (is_ints) {
+    const auto* data = static_cast<const int32_t*>(view.buf);
+    result.assign(data, data + view.shape[0]);
+  }
+  PyBuffer_Release(&view);
+  return is_ints;
+}
+
 // Any sequence of ints; raises TypeError for other things, Error for values beyond 32 bits.
 inline std::vector<int32_t> ids_from_python(pybind11::handle ids) {
+  if (std::vector<int32_t> copied; copy_ints(ids, copied)) return copied;
   const auto items = pybind11::reinterpret_steal<pybind11::object>(
       PySequence_Fast(ids.ptr(), "expected a sequence of ints"));
   if (!items) throw pybind11::error_already_set();
@@ -41,10 +61,7 @@ inline std::vector<int32_t> ids_from_array(const pybind11::object& ids) {
   const char kind = array.dtype().kind();
   LMI_CHECK((kind == 'i' || kind == 'u') && array.ndim() == 1, "ids are an array of integers, not ",
             std::string(py::str(array.dtype())), " of ", array.ndim(), " dimensions");
-  if (py::array_t<int32_t, py::array::c_style>::check_(ids)) {
-    const auto* data = static_cast<const int32_t*>(array.data());
-    return {data, data + array.size()};
-  }
+  if (std::vector<int32_t> copied; copy_ints(ids, copied)) return copied;
   return ids_from_python(array.attr("tolist")());
 }
 

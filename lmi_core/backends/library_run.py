@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from lmi_core.backends.choice_text import ChoiceText
 from lmi_core.backends.token_source import SampledToken, TokenBatch, TokenSource, Top
-from lmi_core.engine.outputs import FinishReason, PromptToken, TokenEvent, TokenLogprob
+from lmi_core.engine.outputs import FinishReason, PromptTokens, TokenEvent, TokenLogprob
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.stats import EngineObserver, EngineTotals, RequestRecord
 from lmi_core.errors import EngineError
@@ -175,7 +175,6 @@ class LibraryRun:
         self._last_s[choice] = now_s
 
     def _prompt_event(self, prompt: Sequence[tuple[int, float | None, Top]]) -> TokenEvent:
-        text_of = self._tokenizer.token_text
         return TokenEvent(
             request_id=self._request.request_id,
             choice=0,
@@ -183,9 +182,10 @@ class LibraryRun:
             text="",
             num_prompt_tokens=len(self._prompt_ids),
             num_cached_tokens=self._num_cached,
-            prompt=tuple(
-                PromptToken(token_id, text_of(token_id), logprob, self._top(top))
-                for token_id, logprob, top in prompt
+            prompt=PromptTokens(
+                [token_id for token_id, _, _ in prompt],
+                self._tokenizer.token_text,
+                [(logprob, self._top(top)) for _, logprob, top in prompt],
             ),
         )
 

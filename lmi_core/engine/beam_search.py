@@ -8,7 +8,7 @@ the log-probabilities' sum, of texts that have ended divided by their length to 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, MutableSequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -71,7 +71,7 @@ class BeamSearch:
         self._noted[beam] = ranked
         return len(self._noted) == self.num_live
 
-    def forget(self, token_ids: list[int]) -> None:
+    def forget(self, token_ids: MutableSequence[int]) -> None:
         """Beams are computed again, and noted again then; ``token_ids``, the first one's, stay."""
         self._noted.clear()
 

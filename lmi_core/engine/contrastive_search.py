@@ -9,6 +9,7 @@ the runner decides. p is the model's own distribution; banned tokens are no cand
 from __future__ import annotations
 
 import math
+from collections.abc import MutableSequence
 from typing import NamedTuple
 
 import numpy as np
@@ -160,7 +161,7 @@ class ContrastiveSearch:
         self._noted.clear()
         return ranked
 
-    def forget(self, token_ids: list[int]) -> None:
+    def forget(self, token_ids: MutableSequence[int]) -> None:
         """Everything is computed again, and noted again then; ``token_ids``, sequence 0's, become
         the text."""
         if self._candidates:

@@ -175,7 +175,7 @@ class EngineCore:
         if handover is None:
             handover = self._prepared(request, prompt_ids, num_first, arrival_s)
         self._admit(request, prompt_ids, compiled, stops, biases, stream, handover, search)
-        stream.abort, stream.prompt_ids = partial(self.abort, request.request_id), prompt_ids
+        stream.abort = partial(self.abort, request.request_id)
 
     def abort(self, request_id: str, stream: EventStream | None = None) -> None:
         """End a request; does nothing when it has ended, or when ``stream`` isn't its own."""
@@ -283,6 +283,7 @@ class EngineCore:
             arrival_s=handover.arrival_s,
             stream=stream,
         )
+        stream.prompt_ids = active.prompt_ids
         active.search = search
         matched = None if search else grammar  # which the search keeps to itself
         active.sequences = self._intake.sequences(active, matched, stops, handover)

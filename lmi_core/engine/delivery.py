@@ -13,7 +13,7 @@ import numpy as np
 from lmi_core.engine.beam_search import BeamSearch
 from lmi_core.engine.commit import Commit, Output, PromptChunk
 from lmi_core.engine.nothing_left import why_nothing_is_left
-from lmi_core.engine.outputs import FinishReason, PromptToken, TokenEvent, TokenLogprob
+from lmi_core.engine.outputs import FinishReason, PromptTokens, TokenEvent, TokenLogprob
 from lmi_core.engine.ranked_tokens import Ranked
 from lmi_core.engine.scheduler import Scheduler
 from lmi_core.engine.sequence import ActiveRequest, Sequence
@@ -167,7 +167,8 @@ class Delivery:
     def put_prompt(self, request: ActiveRequest) -> None:
         """The first event of a request that asked for its prompt back."""
         event = _event_without_token(request.sequences[0])
-        event.prompt = self._prompt_tokens(request)
+        text_of = self._tokenizer.token_text
+        event.prompt = PromptTokens(request.prompt_ids, text_of, request.prompt_scores)
         event.seed = request.reported_seed
         request.stream.put(event)
 
@@ -311,15 +312,6 @@ class Delivery:
             )
         if chunk.is_last and request.request_id in self.requests:
             self.put_prompt(request)
-
-    def _prompt_tokens(self, request: ActiveRequest) -> tuple[PromptToken, ...]:
-        text_of = self._tokenizer.token_text
-        if not request.prompt_scores:
-            return tuple(PromptToken(i, text_of(i), None) for i in request.prompt_ids)
-        return tuple(
-            PromptToken(token_id, text_of(token_id), *(score or (None, ())))
-            for token_id, score in zip(request.prompt_ids, request.prompt_scores, strict=True)
-        )
 
     def _top(self, step: Step, logit_row: int, num_top: int) -> tuple[TokenLogprob, ...]:
         return self._shown(step.top(logit_row)[:num_top]) if num_top else ()

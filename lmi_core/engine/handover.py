@@ -62,7 +62,7 @@ def resume(active: ActiveRequest, handover: Handover) -> None:
         return
     params = active.request.params
     for sequence, token_ids in zip(active.sequences, handover.outputs, strict=False):
-        sequence.token_ids += token_ids
+        sequence.token_ids.extend(token_ids)
         if sequence.choice in handover.finished:
             sequence.state = SequenceState.FINISHED
             sequence.is_delivered = True

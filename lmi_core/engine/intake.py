@@ -35,7 +35,7 @@ from lmi_core.text.tokenizer import Tokenizer
 
 _MAX_RETRY_AFTER_S = 60.0
 _MAX_PROMPT_TOKENS = 1 << 24
-"""Of all choices of all open requests together; their lists take 8 bytes each."""
+"""Of all choices of all open requests together; they take 4 bytes each."""
 
 
 class Intake:

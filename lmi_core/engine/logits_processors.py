@@ -6,6 +6,7 @@ Penalties, ``no_repeat_ngram_size``, ``bad_words_ids``, ``min_new_tokens`` and `
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -144,7 +145,7 @@ class LogitsProcessors:
                 raise UserError(f"{name} leaves no token that may be generated", field=name)
 
     def row_settings(
-        self, prompt_ids: list[int], end_ids: npt.NDArray[np.int32], num_begun: int
+        self, prompt_ids: Sequence[int], end_ids: npt.NDArray[np.int32], num_begun: int
     ) -> dict[str, Any]:
         """Of a row of the sampling table, whose text ends with ``end_ids``; ``num_begun``: of the
         output's tokens, as Transformers counts them, that came before the first one here."""

@@ -341,7 +341,7 @@ class ModelDrafts:
         sequence.num_drafted = max(0, min(known, num_rows - 1))
         return num_rows - sequence.num_drafted
 
-    def _known_ids(self, token_ids: list[int]) -> list[int]:
+    def _known_ids(self, token_ids: Items[int]) -> list[int]:
         """Embeddings that only the target has are padding, or tokens of no text."""
         size = self._runner.vocab_size
         return [token_id if token_id < size else 0 for token_id in token_ids]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from enum import StrEnum
+from typing import Any, overload
 
 import msgspec
 
@@ -42,6 +44,54 @@ class PromptToken(msgspec.Struct, frozen=True, gc=False):
     top: tuple[TokenLogprob, ...] = ()
 
 
+class PromptTokens(Sequence[PromptToken]):
+    """A prompt's tokens, each of which is made when it is looked at: all at once would hold a loop
+    where a prompt is long, or many come together."""
+
+    __slots__ = ("_scores", "_text_of", "token_ids")
+
+    def __init__(
+        self,
+        token_ids: Sequence[int],
+        text_of: Callable[[int], str],
+        scores: Sequence[tuple[float | None, tuple[TokenLogprob, ...]] | None] = (),
+    ) -> None:
+        """``scores``: of each token its log-probability and the likeliest; none: of no token."""
+        self.token_ids = token_ids
+        self._text_of = text_of
+        self._scores = scores
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    @overload
+    def __getitem__(self, place: int) -> PromptToken: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[PromptToken]: ...
+    def __getitem__(self, place: int | slice) -> PromptToken | list[PromptToken]:
+        if isinstance(place, slice):
+            return [self._token(i) for i in range(*place.indices(len(self)))]
+        return self._token(range(len(self))[place])
+
+    def __iter__(self) -> Iterator[PromptToken]:
+        return map(self._token, range(len(self)))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PromptTokens) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """To another process, which may have no tokenizer."""
+        texts = {token_id: self._text_of(token_id) for token_id in self.token_ids}
+        return PromptTokens, (self.token_ids, texts.__getitem__, self._scores)
+
+    def _token(self, place: int) -> PromptToken:
+        token_id = self.token_ids[place]
+        logprob, top = (self._scores[place] if self._scores else None) or (None, ())
+        return PromptToken(token_id, self._text_of(token_id), logprob, top)
+
+
 @dataclass(slots=True)
 class TokenEvent:
     """One generated token of one choice, or the prompt (``prompt`` is set and ``token_id`` is -1).
@@ -74,7 +124,7 @@ class TokenEvent:
     top: tuple[TokenLogprob, ...] = ()
     queue_seconds: float = 0.0
     """How long the request waited to be run; on a choice's first token only."""
-    prompt: tuple[PromptToken, ...] | None = None
+    prompt: Sequence[PromptToken] | None = None
     pooled: FloatArray | None = None
     """What the prompt was pooled to, fp32: an embedding, or one score (``token_id`` is -1)."""
     score: float | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 
 from lmi_core.engine.beam_search import BeamSearch
@@ -144,7 +145,7 @@ class SearchMoves:
             for each in request.sequences:
                 del each.token_ids[each.num_prompt :]
             for each, result in zip(request.sequences, search.results or (), strict=False):
-                each.token_ids += result.token_ids
+                each.token_ids.extend(result.token_ids)
             commit.searches.append(request)
             return True
         parents = [move.parent for move in moves]
@@ -178,7 +179,7 @@ class SearchMoves:
                 return True
             parent = chosen.candidate
             ranked = search.ranked_behind(parent)
-        generated = request.sequences[parent].token_ids[sequence.num_prompt :]
+        generated = request.sequences[parent].token_ids[sequence.num_prompt :].tolist()
         candidates = search.candidates(ranked, generated)
         token_ids = [token_id for token_id, _ in candidates]
         if self._follow(request, [parent] * len(token_ids), token_ids, num_live):
@@ -195,7 +196,7 @@ class SearchMoves:
         moved, live = request.sequences[: len(parents)], request.sequences[:num_live]
         sources = [live[parent] for parent in parents]
         texts = [
-            [*source.token_ids, token_id]
+            source.token_ids + array("i", [token_id])
             for source, token_id in zip(sources, token_ids, strict=True)
         ]
         hashes = [source.hashes.copy() for source in sources]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import time
+from array import array
+from collections.abc import Sequence as Items
 from enum import IntEnum
 from typing import Any, Literal
 
@@ -93,7 +95,7 @@ class Sequence:
         self.choice = choice
         self.key = key
         """Order of admission and, reversed, of preemption: (priority, arrival, choice)."""
-        self.token_ids = list(request.prompt_ids)
+        self.token_ids = request.prompt_ids[:]
         """Prompt and output."""
         self.num_prompt = len(request.prompt_ids)
         self.max_len = max_len
@@ -271,7 +273,7 @@ class ActiveRequest:
     def __init__(
         self,
         request: GenerationRequest,
-        prompt_ids: list[int],
+        prompt_ids: Items[int],
         *,
         adapter: LoraSlot | None = None,
         prefix_seed: bytes = b"",
@@ -283,7 +285,8 @@ class ActiveRequest:
         params = request.params
         self.request = request
         self.request_id = request.request_id
-        self.prompt_ids = prompt_ids
+        self.prompt_ids = array("i", prompt_ids)
+        """As its sequences' ids, no list, which each collection of garbage would go through."""
         self.adapter = adapter
         self.adapter_slot = -1 if adapter is None else adapter.index
         self.prefix_seed = prefix_seed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Protocol, runtime_checkable
 
 from lmi_core.engine.outputs import TokenEvent
@@ -24,7 +24,7 @@ class EventStream:
         self.notify = notify
         self.abort: Callable[[EventStream], None] | None = None
         """Ends the request, once it is open."""
-        self.prompt_ids: list[int] = []
+        self.prompt_ids: Sequence[int] = ()
         """Its prompt's tokens, once it is open."""
         self._events: deque[TokenEvent] = deque()
         self._is_finished = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence as Tokens
 from typing import NamedTuple, Protocol
 
 from lmi_core import _native
@@ -197,7 +198,7 @@ class TextDrafts:
             start = max(0, sequence.num_prompt - _NUM_PROMPT_TOKENS)
             self.remember(sequence.request.prefix_seed, sequence.token_ids[start:])
 
-    def remember(self, prefix_seed: bytes, token_ids: list[int]) -> None:
+    def remember(self, prefix_seed: bytes, token_ids: Tokens[int]) -> None:
         """Draft from this text for sequences with the same seed of prefix hashes."""
         self._history(prefix_seed).texts.add_text(token_ids)
 

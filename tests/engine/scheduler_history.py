@@ -235,4 +235,4 @@ class History:
             choice=sequence.choice,
             max_total_tokens=min(self.model.info.max_model_len, self.memory.num_max_tokens),
         )
-        assert sequence.token_ids[len(prompt) :] == expected
+        assert sequence.token_ids[len(prompt) :].tolist() == expected

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import pickle
+from array import array
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from lmi_core.engine.outputs import FinishReason
+from lmi_core.engine.outputs import (
+    FinishReason,
+    PromptToken,
+    PromptTokens,
+    TokenEvent,
+    TokenLogprob,
+)
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.sampling_params import SamplingParams
 from tests.engine.fake_runner import FakeRunner, logprob_of
@@ -313,3 +322,46 @@ def test_every_choice_has_one_last_event_when_one_ended_before_the_abort(overlap
             await assert_nothing_leaked(engine)
 
     run(main())
+
+
+def test_open_prompts_are_no_lists() -> None:
+    """Through which each collection of garbage would go."""
+    num_tokens = 397
+
+    async def main() -> None:
+        runner = FakeRunner(max_model_len=512, num_blocks=200)
+        async with make_engine(runner) as engine:
+            params = SamplingParams(max_new_tokens=20, ignore_eos=True)
+            prompt = tuple(i % 200 for i in range(num_tokens))
+            stream = engine.generate(prompt, params, echo=True)
+            head = await anext(stream)
+            lengths = [len(o) for o in gc.get_objects() if type(o) is list]
+            assert not [n for n in lengths if num_tokens <= n <= num_tokens + 20]
+            assert head.prompt is not None
+            assert [token.token_id for token in head.prompt] == list(prompt)
+            await stream.aclose()
+
+    run(main())
+
+
+def test_tokens_of_a_prompt_are_made_when_they_are_looked_at() -> None:
+    scores = [None, *[(-0.5, (TokenLogprob(7, "t7", -0.5),))] * 2]
+    prompt = PromptTokens(array("i", [3, 7, 3]), lambda token_id: f"t{token_id}", scores)
+    first, *others = prompt
+    assert first == PromptToken(3, "t3", None)
+    assert others == [PromptToken(i, f"t{i}", -0.5, scores[1][1]) for i in (7, 3)]
+    assert prompt[1:] == others
+    assert prompt[-1] == others[-1]
+    assert (len(prompt), bool(PromptTokens((), str))) == (3, False)
+    with pytest.raises(IndexError):
+        prompt[3]
+    assert prompt != list(prompt)
+
+
+def test_tokens_of_a_prompt_go_to_another_process() -> None:
+    texts = {3: "a", 7: "b"}
+    prompt = PromptTokens(array("i", [3, 7, 3]), lambda token_id: texts[token_id])
+    other = pickle.loads(pickle.dumps(prompt))
+    texts.clear()
+    assert [token.text for token in other] == ["a", "b", "a"]
+    assert other == PromptTokens([3, 7, 3], lambda token_id: {3: "a", 7: "b"}[token_id])

@@ -49,7 +49,7 @@ class KnownTexts:
 
     def _rest(self, sequence: Sequence) -> list[int]:
         for text in self._texts:
-            if text[: len(sequence.token_ids)] == sequence.token_ids:
+            if text[: len(sequence.token_ids)] == sequence.token_ids.tolist():
                 return text[len(sequence.token_ids) :]
         return []
 

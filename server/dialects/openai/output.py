@@ -9,7 +9,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lmi_core.engine.outputs import FinishReason, PromptToken, TokenEvent, TokenLogprob
+from lmi_core.engine.outputs import (
+    FinishReason,
+    PromptToken,
+    PromptTokens,
+    TokenEvent,
+    TokenLogprob,
+)
 
 _FINISH = {FinishReason.EOS: "stop", FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 _LEAST_LOGPROB = -9999.0
@@ -71,7 +77,7 @@ class Answer:
         """What a whole answer says of the tokens of a prompt, as far as it was asked for."""
         fields: dict[str, Any] = {}
         if self.extras.token_ids:
-            fields["prompt_token_ids"] = [token.token_id for token in prompt or ()]
+            fields["prompt_token_ids"] = _ids_of(prompt or ())
         num_top = self.extras.prompt_logprobs
         if num_top is not None:
             fields["prompt_logprobs"] = [_prompt_scores(token, num_top) for token in prompt or ()]
@@ -112,6 +118,12 @@ class Usage:
             "total_tokens": self.num_prompt_tokens + self.num_generated_tokens,
             "prompt_tokens_details": {"cached_tokens": self.num_cached_tokens},
         }
+
+
+def _ids_of(prompt: Sequence[PromptToken]) -> list[int]:
+    if isinstance(prompt, PromptTokens):
+        return list(prompt.token_ids)
+    return [token.token_id for token in prompt]
 
 
 def _prompt_scores(token: PromptToken, num_top: int) -> dict[str, Any] | None:

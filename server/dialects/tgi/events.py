@@ -98,7 +98,7 @@ class _Sequence:
     texts: list[str] = field(default_factory=list)
     tokens: list[str] = field(default_factory=list)
     top_tokens: list[str] = field(default_factory=list)
-    prefill: list[str] = field(default_factory=list)
+    prefill: Sequence[PromptToken] = ()
     likelihood: Likelihood = field(default_factory=Likelihood)
     num_tokens: int = 0
     seed: int | None = None
@@ -110,7 +110,7 @@ class _Sequence:
         return (
             f'"finish_reason":{quote(self.finish_reason or "")},'
             f'"generated_tokens":{self.num_tokens},"seed":{seed},'
-            f'"prefill":{array(self.prefill)},"tokens":{array(self.tokens)}'
+            f'"prefill":{array(map(_prompt_token, self.prefill))},"tokens":{array(self.tokens)}'
         )
 
     def top(self) -> str:
@@ -133,7 +133,7 @@ class JsonRenderer(Renderer):
         sequence = self._sequences[index]
         for event in events:
             if event.prompt is not None:
-                sequence.prefill = [_prompt_token(token) for token in event.prompt]
+                sequence.prefill = event.prompt
             else:
                 self._add(sequence, event)
         return b""
