@@ -71,6 +71,6 @@ def metrics_route(path: str = "/metrics") -> ServerRoute:
 async def _metrics(request: web.Request, models: ModelRegistry) -> web.Response:
     """Answers a scrape; ``name[]`` asks for some metrics only."""
     return web.Response(
-        body=models.metrics.render(request.query.getall("name[]", ())),
+        body=await models.metrics.scrape(request.query.getall("name[]", ())),
         headers={"Content-Type": CONTENT_TYPE},
     )

@@ -29,6 +29,7 @@ from lmi_server.http.metric_aliases import MetricAliases
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 _LATENCY_BUCKETS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+_SAMPLES_PER_TURN = 256
 _LAG_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
 
 
@@ -38,6 +39,7 @@ class Metrics:
     def __init__(self, aliases: Sequence[str] = ()) -> None:
         """``aliases``: systems whose names the metrics have, too (``metric_aliases.ALIASES``)."""
         self.registry = CollectorRegistry()
+        self._scraping = asyncio.Lock()
         self._source: Collector = self.registry
         if aliases:
             self._source = MetricAliases(self.registry, aliases)
@@ -77,9 +79,31 @@ class Metrics:
         counter.inc()
         self._latency.observe(seconds)
 
-    def render(self, names: Sequence[str] = ()) -> bytes:
-        """All metrics in Prometheus' text form, or those of some names."""
-        return generate_latest(_Some(self._source, frozenset(names)) if names else self._source)
+    async def scrape(self, names: Sequence[str] = ()) -> bytes:
+        """All metrics in Prometheus' text form, or those of some names: some in each turn of the
+        loop, for one scrape at a time, since many models have many."""
+        source = _Some(self._source, frozenset(names)) if names else self._source
+        pieces: list[bytes] = []
+        num_samples = 0
+        async with self._scraping:
+            for metric in source.collect():
+                pieces.append(generate_latest(_One(metric)))
+                num_samples += len(metric.samples)
+                if num_samples >= _SAMPLES_PER_TURN:
+                    num_samples = 0
+                    await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        return b"".join(pieces)
+
+
+class _One(Collector):
+    """A metric by itself."""
+
+    def __init__(self, metric: Metric) -> None:
+        self._metric = metric
+
+    def collect(self) -> Iterator[Metric]:
+        yield self._metric
 
 
 class _Some(Collector):

@@ -270,7 +270,7 @@ async def information(request: web.Request, model: LoadedModel) -> web.Response:
 async def metrics(request: web.Request, model: LoadedModel) -> web.Response:
     """TGI's metrics, then those that every dialect has."""
     text = model.of(TgiService).metrics.render(model.generates.info, model.backend.stats())
-    body = text + model.shared.metrics.render()
+    body = text + await model.shared.metrics.scrape()
     return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import platform
 import re
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from lmi_core.engine.outputs import FinishReason
@@ -107,7 +109,7 @@ def test_the_board_is_the_one_that_is_made() -> None:
 def test_our_own_names_stay_alone_unless_asked() -> None:
     metrics = Metrics()
     metrics.observer("m").on_finish(FinishReason.EOS)
-    assert b"vllm:" not in metrics.render()
+    assert b"vllm:" not in asyncio.run(metrics.scrape())
 
 
 def test_reasons_that_are_one_there_are_added_up() -> None:
@@ -115,15 +117,36 @@ def test_reasons_that_are_one_there_are_added_up() -> None:
     observer = metrics.observer("m")
     for reason in (FinishReason.EOS, FinishReason.STOP, FinishReason.LENGTH):
         observer.on_finish(reason)
-    found = samples(metrics.render().decode())
+    found = samples(asyncio.run(metrics.scrape()).decode())
     stopped = (("finished_reason", "stop"), ("model_name", "m"))
     assert found["vllm:request_success_total", stopped] == 2
+
+
+def test_others_have_their_turns_while_many_models_are_scraped() -> None:
+    metrics = Metrics()
+    record = RequestRecord(seconds=1, queue_seconds=0, num_prompt_tokens=2, num_generated_tokens=3)
+    for number in range(60):
+        metrics.observer(f"m{number}").on_request(record)
+    num_turns = 0
+
+    async def main() -> list[bytes]:
+        def count() -> None:
+            nonlocal num_turns
+            num_turns += 1
+            asyncio.get_running_loop().call_soon(count)
+
+        count()
+        return await asyncio.gather(metrics.scrape(), metrics.scrape())
+
+    whole = generate_latest(metrics.registry)
+    assert asyncio.run(main()) == [whole, whole]
+    assert num_turns > 2 * whole.count(b"\n") // 1000
 
 
 def test_a_model_that_goes_takes_its_histograms_with_it() -> None:
     metrics = Metrics()
     record = RequestRecord(seconds=1, queue_seconds=0, num_prompt_tokens=2, num_generated_tokens=3)
     metrics.observer("gone").on_request(record)
-    assert b"gone" in metrics.render()
+    assert b"gone" in asyncio.run(metrics.scrape())
     metrics.engines.forget("gone")
-    assert b"gone" not in metrics.render()
+    assert b"gone" not in asyncio.run(metrics.scrape())
