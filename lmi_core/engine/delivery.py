@@ -30,6 +30,10 @@ _log = logging.getLogger(__name__)
 
 MANY_READERS = 16
 LATEST_S = 0.005
+MOST_AT_ONCE = 64
+"""Readers told in one turn of the loop: of texts that end together, each makes an answer."""
+_RANKED_AT_ONCE = 4096
+"""Likely tokens that are named and shown before others get their turn: some 10 ms."""
 
 
 class Delivery:
@@ -62,21 +66,28 @@ class Delivery:
         """Requests whose readers aren't told yet of what there is."""
         self._told_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
+        self._num_ranked = 0
+        """Likely tokens that were named since others had a turn."""
 
     def open(self, request: ActiveRequest) -> None:
         """Deliver its events from now on, until it ends."""
         self.requests[request.request_id] = request
         self.num_prompt_tokens += request.num_prompt_tokens
 
-    def deliver(self, commit: Commit) -> None:
-        """Put the events of one step."""
+    async def deliver(self, commit: Commit) -> None:
+        """Put the events of one step. Where they name many likely tokens, readers are told of some
+        of them at a time, and whoever has ended meanwhile gets no more."""
         step, now_s = commit.step, commit.completed_s
         for chunk in commit.prompt_chunks:
-            self._collect_prompt(chunk, step)
+            await self._collect_prompt(chunk, step)
         touched: dict[ActiveRequest, None] = {}
         intervals_s: list[float] = []
         open_requests = self.requests
         for output in commit.outputs:
+            if self._num_ranked >= _RANKED_AT_ONCE:
+                self.tell(touched, at_once=True)
+                touched.clear()
+                await self._give_turns()
             sequence = output[0]
             request = sequence.request
             if sequence.is_delivered or request.request_id not in open_requests:
@@ -125,9 +136,14 @@ class Delivery:
             self._timer.cancel()
             self._timer = None
         self._told_s = time.monotonic()
-        requests, self._untold = self._untold, {}
-        for request in requests:
+        requests, self._untold = list(self._untold), {}
+        self._tell_some(requests)
+
+    def _tell_some(self, requests: list[ActiveRequest]) -> None:
+        for request in requests[:MOST_AT_ONCE]:
             request.stream.notify()
+        if rest := requests[MOST_AT_ONCE:]:
+            asyncio.get_running_loop().call_soon(self._tell_some, rest)
 
     def abort(self, request: ActiveRequest) -> None:
         """End a request early: a last event for every open choice."""
@@ -301,10 +317,16 @@ class Delivery:
             self._totals.num_cached_tokens += sequence.request.num_cached_tokens or 0
             self._observer.on_first_token(now_s - sequence.request.arrival_s)
 
-    def _collect_prompt(self, chunk: PromptChunk, step: Step) -> None:
+    async def _give_turns(self) -> None:
+        self._num_ranked = 0
+        await asyncio.sleep(0)
+
+    async def _collect_prompt(self, chunk: PromptChunk, step: Step) -> None:
         request = chunk.request
         num_top = request.request.params.prompt_logprobs or 0
         for i in range(chunk.num_tokens):
+            if self._num_ranked >= _RANKED_AT_ONCE:
+                await self._give_turns()
             row = chunk.logit_row + i
             request.prompt_scores[chunk.start + i] = (
                 step.logprob(row),
@@ -317,6 +339,7 @@ class Delivery:
         return self._shown(step.top(logit_row)[:num_top]) if num_top else ()
 
     def _shown(self, ranked: Ranked) -> tuple[TokenLogprob, ...]:
+        self._num_ranked += len(ranked)
         text_of = self._tokenizer.token_text
         return tuple(TokenLogprob(token_id, text_of(token_id), value) for token_id, value in ranked)
 

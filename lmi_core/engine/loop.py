@@ -142,7 +142,7 @@ class StepLoop:
             await submitted.done
             committed = self._commit(submitted)
             if committed is not None:
-                self._deliver(committed)
+                await self._deliver(committed)
 
     async def _run_overlapped(self) -> None:
         """As the plain loop, but events of a step are handed out while the next one runs, and where
@@ -160,7 +160,7 @@ class StepLoop:
             if submitted is not None and is_due:
                 following = self._submit_ahead(submitted)
             if committed is not None:
-                self._deliver(committed)
+                await self._deliver(committed)
                 committed = None
             if submitted is not None:
                 if not is_due and await self._is_nearly_done(submitted):
@@ -312,9 +312,9 @@ class StepLoop:
         commit.completed_s = completed_s
         return commit
 
-    def _deliver(self, commit: Commit) -> None:
+    async def _deliver(self, commit: Commit) -> None:
         """What the next step needn't wait for."""
-        self._delivery.deliver(commit)
+        await self._delivery.deliver(commit)
         self._scheduler.memory.keep_published()
 
     def _count(self, plan: Plan, seconds: float) -> None:

@@ -79,6 +79,8 @@ class Renderer(ABC):
     """The status doesn't wait for the first events: errors before them are sent by ``error``."""
     absorbs_failures: bool = False
     """An engine's failure ends the answer by ``error`` instead of taking its place."""
+    ends_at_length: bool = False
+    """The last frame of a choice tells of each of its tokens once more."""
     keep_alive: bytes = b""
     """Sent whenever a stream has been silent for a while; empty: nothing is."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.payload import Payload
 
+from lmi_core.engine.request import GenerationRequest
 from lmi_server.dialects.base import ParsedCall
 from lmi_server.http.metrics import RequestMeter
 
@@ -19,9 +20,14 @@ def body_of(data: bytes | None) -> bytes | LongBody | None:
 def num_items(parsed: ParsedCall, meter: RequestMeter) -> int:
     """About how many tokens, with the likeliest in their places, and vectors an answer names."""
     params = parsed.requests[0].params
-    num_prompt = meter.num_prompt_tokens if params.prompt_logprobs is not None else 0
+    num_prompt = meter.num_prompt_tokens if names_prompts(parsed.requests[0]) else 0
     num_ranked = max(params.logprobs or 0, params.prompt_logprobs or 0)
     return len(parsed.requests) + (meter.num_generated_tokens + num_prompt) * (1 + num_ranked)
+
+
+def names_prompts(request: GenerationRequest) -> bool:
+    """Whether answers name the tokens of the prompt."""
+    return request.echo or request.params.prompt_logprobs is not None
 
 
 class LongBody(Payload):

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Sequence
 
 from lmi_core.engine.outputs import TokenEvent
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.stream import EventStream, Subscribable
 from lmi_server.http.frame_writer import FrameWriter
+from lmi_server.http.portions import portions
 
-Feed = Callable[[list[TokenEvent]], bytes]
+Feed = Callable[[Sequence[TokenEvent]], bytes]
 
 
 class PushedBatches:
     """A request's events: written by the engine's loop itself while their reader waits and the
     client keeps up, else the reader's. So a reader that waits sees what couldn't be written at
-    once, the end, and errors."""
+    once, the end, errors, and so many events that others must have their turn between them."""
 
     def __init__(self, engine: Subscribable, request: GenerationRequest) -> None:
         self._engine = engine
@@ -24,6 +26,7 @@ class PushedBatches:
         self._stream: EventStream | None = None
         self._pushing: tuple[FrameWriter, Feed] | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._left: deque[Sequence[TokenEvent]] = deque()
         self._is_finished = False
         self._error: Exception | None = None
 
@@ -32,16 +35,18 @@ class PushedBatches:
         raised at the reader."""
         self._pushing = writer, feed
 
-    async def batches(self) -> AsyncGenerator[list[TokenEvent], None]:
+    async def batches(self) -> AsyncGenerator[Sequence[TokenEvent], None]:
         """Those for the reader; closing it aborts the request, if that hasn't ended."""
         stream = self._stream = await self._engine.subscribe(self._request, self._notify)
         try:
-            while self._error is None:
-                if not self._is_finished:
-                    events, self._is_finished = stream.take()
-                    if events:
-                        yield events
-                        continue
+            while self._left or self._error is None:
+                if not (self._left or self._is_finished):
+                    self._take(stream)
+                if self._left:
+                    yield self._left.popleft()
+                    if self._left:
+                        await asyncio.sleep(0)
+                    continue
                 if self._is_finished:
                     return
                 self._waiter = asyncio.get_running_loop().create_future()
@@ -54,6 +59,13 @@ class PushedBatches:
             self._pushing = None
             stream.close()
 
+    def _take(self, stream: EventStream) -> None:
+        events, self._is_finished = stream.take()
+        if len(events) == 1:
+            self._left.append(events)
+        else:
+            self._left += [portion for [(_, portion)] in portions([(0, events)])]
+
     def _notify(self) -> None:
         waiter, stream, pushing = self._waiter, self._stream, self._pushing
         if waiter is None or stream is None or waiter.done():
@@ -61,10 +73,10 @@ class PushedBatches:
         if pushing is not None and pushing[0].is_clear():
             writer, feed = pushing
             try:
-                events, self._is_finished = stream.take()
-                if events and (frame := feed(events)):
+                self._take(stream)
+                if len(self._left) == 1 and (frame := feed(self._left.popleft())):
                     writer.push(frame)
-                if not self._is_finished:
+                if not (self._left or self._is_finished):
                     return
             except Exception as error:  # must not end the engine's loop
                 self._error = error

@@ -12,13 +12,11 @@ from lmi_core.engine.request import GenerationRequest
 from lmi_core.errors import LmiError, UserError
 from lmi_server.dialects.base import ParsedCall
 from lmi_server.http.metrics import RequestMeter
+from lmi_server.http.portions import NumberedEvents, portions
 from lmi_server.models.backend import Generates, Tokenizes
 
 _PROMPTS_PER_TURN = 16
 _POOLED_AT_ONCE = 64
-
-NumberedEvents = list[tuple[int, Sequence[TokenEvent]]]
-"""Events by the number of their request."""
 
 
 async def take_turns(index: int) -> None:
@@ -37,8 +35,11 @@ async def collect_one(
     """Feed a prompt's events to the renderer until it ends."""
     async with aclosing(backend.generate_batches(request)) as batches:
         async for events in batches:
-            meter.observe(events)
-            parsed.renderer.feed(index, events)
+            for i, [(_, portion)] in enumerate(portions([(index, events)])):
+                if i:
+                    await asyncio.sleep(0)
+                meter.observe(portion)
+                parsed.renderer.feed(index, portion)
 
 
 async def collect_all(
@@ -129,19 +130,6 @@ async def numbered(
     async with aclosing(batches):
         async for events in batches:
             yield [(0, events)]
-
-
-async def in_turns(
-    batches: AsyncGenerator[NumberedEvents, None],
-) -> AsyncGenerator[NumberedEvents, None]:
-    """Each event by itself, in a turn of its own: where the first one of every choice tells of the
-    whole prompt, they would hold the loop together."""
-    async with aclosing(batches):
-        async for batch in batches:
-            for index, events in batch:
-                for event in events:
-                    yield [(index, [event])]
-                    await asyncio.sleep(0)
 
 
 @contextmanager

@@ -19,14 +19,13 @@ from lmi_server.dialects.base import ParsedCall, Renderer
 from lmi_server.dialects.large_bodies import rendered
 from lmi_server.http.answer_deadline import AnswerDeadline, AnswerLimits
 from lmi_server.http.frame_writer import FrameWriter
-from lmi_server.http.long_body import body_of, num_items
+from lmi_server.http.long_body import body_of, names_prompts, num_items
 from lmi_server.http.metrics import RequestMeter
+from lmi_server.http.portions import NumberedEvents, in_turns
 from lmi_server.http.pushed_batches import PushedBatches
 from lmi_server.http.several_prompts import (
-    NumberedEvents,
     collect_all,
     collect_one,
-    in_turns,
     merged,
     numbered,
     take_turns,
@@ -78,23 +77,21 @@ async def _streamed(
     limits: AnswerLimits,
 ) -> web.StreamResponse:
     times = send_timeout_s, limits
-    tells_prompts = requests[0].params.prompt_logprobs is not None
-    if len(requests) == 1 and not tells_prompts:
+    has_long = names_prompts(requests[0]) or parsed.renderer.ends_at_length
+    if len(requests) == 1 and not has_long and isinstance(backend, Subscribable):
         feed = partial(_feed, parsed.renderer, meter, 0)
-        if isinstance(backend, Subscribable):
-            pushed = PushedBatches(backend, requests[0])
-            push_to = partial(pushed.push_to, feed=feed)
-            return await _stream(request, pushed.batches(), feed, parsed, meter, *times, push_to)
-        batches = backend.generate_batches(requests[0])
-        return await _stream(request, batches, feed, parsed, meter, *times)
+        pushed = PushedBatches(backend, requests[0])
+        push_to = partial(pushed.push_to, feed=feed)
+        return await _stream(request, pushed.batches(), feed, parsed, meter, *times, push_to)
     if len(requests) == 1:
-        batches_of_all = numbered(backend.generate_batches(requests[0]))
+        batches = numbered(backend.generate_batches(requests[0]))
     else:
-        batches_of_all = merged(backend, list(requests))
-    if tells_prompts:
-        batches_of_all = in_turns(batches_of_all)
+        batches = merged(backend, list(requests))
+    if has_long:
+        frames = _frames(in_turns(batches, 1), parsed.renderer, meter)
+        return await _stream(request, frames, bytes, parsed, meter, *times)
     feed_all = partial(_feed_all, parsed.renderer, meter)
-    return await _stream(request, batches_of_all, feed_all, parsed, meter, *times)
+    return await _stream(request, in_turns(batches), feed_all, parsed, meter, *times)
 
 
 def _whole(parsed: ParsedCall, body: bytes) -> web.Response:
@@ -137,6 +134,22 @@ def _feed(
 
 def _feed_all(renderer: Renderer, meter: RequestMeter, numbered: NumberedEvents) -> bytes:
     return b"".join([_feed(renderer, meter, index, events) for index, events in numbered])
+
+
+async def _frames(
+    batches: AsyncGenerator[NumberedEvents, None], renderer: Renderer, meter: RequestMeter
+) -> AsyncGenerator[bytes, None]:
+    """Of single events, of which each choice's first one tells of the whole prompt, and the last
+    one of all tokens."""
+    async with aclosing(batches):
+        async for [(index, events)] in batches:
+            meter.observe(events)
+            event = events[-1]
+            num_tokens = event.num_prompt_tokens if event.num_generated_tokens == 1 else 0
+            if event.finish_reason is not None:
+                num_tokens += event.num_generated_tokens
+            num_items = num_tokens * (1 + len(event.top))
+            yield await rendered(partial(renderer.feed, index, events), num_items)
 
 
 async def _stream(

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from lmi_core.engine import delivery
-from lmi_core.engine.delivery import LATEST_S, MANY_READERS, Delivery
+from lmi_core.engine.delivery import LATEST_S, MANY_READERS, MOST_AT_ONCE, Delivery
 from lmi_core.engine.sequence import ActiveRequest
 from lmi_core.engine.stats import EngineTotals, NullObserver
 
@@ -107,5 +107,20 @@ def test_who_waits_is_told_though_no_other_step_ends() -> None:
         async with asyncio.timeout(5):
             await told.wait()
         assert len(readers.take()) == MANY_READERS - 1
+
+    asyncio.run(main())
+
+
+def test_very_many_are_told_in_several_turns(clock: SimpleNamespace) -> None:
+    readers = Readers(2 * MOST_AT_ONCE + 1)
+
+    async def main() -> None:
+        new_delivery().tell(readers.requests, at_once=True)
+        told = [readers.take()]
+        while told[-1]:
+            await asyncio.sleep(0)
+            told.append(readers.take())
+        assert [len(each) for each in told] == [MOST_AT_ONCE, MOST_AT_ONCE, 1, 0]
+        assert [i for each in told for i in each] == list(range(len(readers.requests)))
 
     asyncio.run(main())

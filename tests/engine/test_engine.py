@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from lmi_core.engine import delivery
 from lmi_core.engine.outputs import (
     FinishReason,
     PromptToken,
@@ -322,6 +323,28 @@ def test_every_choice_has_one_last_event_when_one_ended_before_the_abort(overlap
             await assert_nothing_leaked(engine)
 
     run(main())
+
+
+def test_many_likely_tokens_are_told_of_a_part_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In turns of the loop between which others have theirs; the same events."""
+    params = SamplingParams(max_new_tokens=6, ignore_eos=True, n=8, temperature=1.0, logprobs=5)
+
+    async def main() -> tuple[list[list[TokenEvent]], list[TokenEvent]]:
+        async with make_engine(FakeRunner(max_num_seqs=8)) as engine:
+            batches = [events async for events in engine.generate_batches(request)]
+            await assert_nothing_leaked(engine)
+        by_choice = sorted((e for events in batches for e in events), key=lambda e: e.choice)
+        return batches, [replace(event, queue_seconds=0.0) for event in by_choice]
+
+    request = GenerationRequest(
+        request_id="r", prompt_token_ids=(1, 2, 3), params=replace(params, seed=4)
+    )
+    whole, events = run(main())
+    assert max(map(len, whole)) == 8
+    monkeypatch.setattr(delivery, "_RANKED_AT_ONCE", 10)
+    parts, same = run(main())
+    assert max(map(len, parts)) == 2
+    assert same == events
 
 
 def test_open_prompts_are_no_lists() -> None:

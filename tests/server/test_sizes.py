@@ -145,6 +145,33 @@ def test_no_answer_holds_the_loop(path: str, body: dict[str, Any]) -> None:
     json.loads(asyncio.run(run()))
 
 
+RANKED = {"max_new_tokens": 800, "details": True, "top_n_tokens": 20, "ignore_eos_token": True}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "x " * 1500, "max_tokens": 1, "logprobs": 20, "echo": True}),
+        ("/v1/completions", {"prompt": "x " * 1500, "max_tokens": 1, "return_token_ids": True}),
+        ("/v1/completions", {"prompt": "x", "n": 64, "max_tokens": 4, "logprobs": 20}),
+        ("/invocations", {"inputs": "x", "parameters": {**RANKED, "do_sample": True}}),
+    ],
+)
+def test_no_stream_holds_the_loop(path: str, body: dict[str, Any]) -> None:
+    """Whose first frame names a long prompt, or whose last one all tokens."""
+    data = json.dumps({**body, "stream": True}).encode()
+
+    async def run() -> bytes:
+        sizes = {"max_model_len": 4096, "num_blocks": 900, "max_logprobs": 20, "max_num_seqs": 64}
+        runner = FakeRunner(max_logit_rows=64, **sizes)
+        async with serving(runner, api="lmi") as served:
+            return await asyncio.to_thread(exchanged, served.port, path, data)
+
+    answer = asyncio.run(run())
+    assert b" 200 OK" in answer[:20], answer[:600]
+    assert b'"finish_reason"' in answer
+
+
 def test_no_bias_holds_the_loop() -> None:
     """Of as many and as long sequences as may be, with a long prompt, of many choices: some are of
     the prompt's end, and some of every token that comes, beside those of a wide vocabulary."""

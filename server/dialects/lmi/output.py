@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from json.encoder import encode_basestring as quote
-from typing import Any
+from typing import Any, TypeVar
 
 from lmi_core.engine.outputs import PromptToken, TokenEvent, TokenLogprob
 from lmi_core.errors import EngineError
 from lmi_server.dialects.base import Renderer
-from lmi_server.dialects.encode import encoded
+from lmi_server.dialects.encode import Shown, encoded
 from lmi_server.dialects.lmi.release import Release
+
+T = TypeVar("T")
 
 _FAILED_TOKEN = {"id": -1, "text": "", "log_prob": -1, "special_token": True}
 
@@ -51,8 +53,10 @@ class Answer:
 @dataclass(slots=True)
 class _Choice:
     texts: list[str] = field(default_factory=list)
-    tokens: list[dict[str, Any]] = field(default_factory=list)
-    top_tokens: list[list[dict[str, Any]]] = field(default_factory=list)
+    tokens: list[tuple[PromptToken, bool]] = field(default_factory=list)
+    """With whether they are special."""
+    has_failed: bool = False
+    top_tokens: list[tuple[TokenLogprob, ...]] = field(default_factory=list)
     logprob: float = 0.0
     num_tokens: int = 0
     finish_reason: str | None = None
@@ -69,7 +73,7 @@ class _Record:
         self.prompt = prompt
         self.answer = answer
         self.choices = [_Choice() for _ in range(answer.num_candidates)]
-        self.prefill: list[dict[str, Any]] = []
+        self.prompt_tokens: Sequence[PromptToken] = ()
 
     def add(self, event: TokenEvent, *, keep_token: bool) -> _Choice:
         choice = self.choices[event.choice]
@@ -79,9 +83,10 @@ class _Record:
         if event.finish_reason is not None:
             choice.finish_reason = str(event.finish_reason)
         if keep_token:
-            choice.tokens.append(_token(event, event.special, self.answer))
+            token = PromptToken(event.token_id, event.text, event.logprob)
+            choice.tokens.append((token, event.special))
         if self.answer.top_tokens:
-            choice.top_tokens.append([_token(token, False, self.answer) for token in event.top])
+            choice.top_tokens.append(event.top)
         return choice
 
     def best(self) -> list[_Choice]:
@@ -91,8 +96,22 @@ class _Record:
             ranked = sorted(ranked, key=lambda choice: -choice.logprob)
         return ranked[: self.answer.num_choices]
 
-    def add_prompt(self, prompt: Sequence[PromptToken]) -> None:
-        self.prefill = [_token(token, False, self.answer) for token in prompt]
+    def prefill(self) -> Any:
+        return self._listed(list(self.prompt_tokens), lambda t: _token(t, False, self.answer))
+
+    def tokens(self, choice: _Choice) -> Any:
+        if choice.has_failed:
+            return [*(_token(*each, self.answer) for each in choice.tokens), {**_FAILED_TOKEN}]
+        return self._listed(choice.tokens, lambda each: _token(*each, self.answer))
+
+    def top_tokens(self, choice: _Choice) -> Any:
+        return self._listed(
+            choice.top_tokens, lambda top: [_token(token, False, self.answer) for token in top]
+        )
+
+    def _listed(self, items: list[T], show: Callable[[T], Any]) -> list[Any] | Shown[T]:
+        """For JSON, which is written once."""
+        return [show(item) for item in items] if self.answer.indented else Shown(items, show)
 
     def full_text(self, choice: _Choice) -> str:
         return self.prompt + choice.text if self.answer.full_text else choice.text
@@ -102,16 +121,16 @@ class _Record:
         if self.answer.release >= Release.V0_27:
             details |= {"generated_tokens": choice.num_tokens, "inputs": self.prompt}
         if tokens:
-            details["tokens"] = choice.tokens
+            details["tokens"] = self.tokens(choice)
         if self.answer.prompt_tokens:
-            details["prefill"] = self.prefill
+            details["prefill"] = self.prefill()
         if self.answer.top_tokens:
-            details["top_tokens"] = choice.top_tokens
+            details["top_tokens"] = self.top_tokens(choice)
         return details
 
     def fail(self, choice: _Choice) -> None:
         """End a choice with the token that stands for a failed step in release 0.28."""
-        choice.tokens.append({**_FAILED_TOKEN})
+        choice.has_failed = True
         choice.finish_reason = "error"
 
 
@@ -130,7 +149,7 @@ class JsonRenderer(Renderer):
         record = self._records[index]
         for event in events:
             if event.prompt is not None:
-                record.add_prompt(event.prompt)
+                record.prompt_tokens = event.prompt
             else:
                 record.add(event, keep_token=self._answer.details)
         return b""
@@ -159,22 +178,23 @@ def _json_object(record: _Record) -> dict[str, Any]:
         elif best.finish_reason == "error":
             result["details"] = {"finish_reason": "error"}
         return result
-    details = {"inputs": record.prompt, **_sequence(best)}
+    details = {"inputs": record.prompt, **_sequence(record, best)}
     if record.answer.prompt_tokens:
-        details["prefill"] = record.prefill
+        details["prefill"] = record.prefill()
     if record.answer.top_tokens:
-        details["top_tokens"] = best.top_tokens
+        details["top_tokens"] = record.top_tokens(best)
     details["best_of_sequences"] = [
-        {**_sequence(choice), "generated_text": record.full_text(choice)} for choice in others
+        {**_sequence(record, choice), "generated_text": record.full_text(choice)}
+        for choice in others
     ]
     return {"generated_text": record.full_text(best), "details": details}
 
 
-def _sequence(choice: _Choice) -> dict[str, Any]:
+def _sequence(record: _Record, choice: _Choice) -> dict[str, Any]:
     return {
         "finish_reason": choice.finish_reason,
         "generated_tokens": choice.num_tokens,
-        "tokens": choice.tokens,
+        "tokens": record.tokens(choice),
     }
 
 
@@ -187,6 +207,7 @@ class JsonLinesRenderer(Renderer):
     def __init__(self, answer: Answer) -> None:
         self._record = _Record(answer, answer.prompts[0])
         self.absorbs_failures = answer.release.ends_failures_in_form
+        self.ends_at_length = answer.details and answer.top_tokens
         self._logprob_key = ', "logprob": ' if answer.tgi_names else ', "log_prob": '
         self._special = ', "special": true' if answer.tgi_names else ', "special_token": true'
         self._not_special = ', "special": false' if answer.tgi_names else ""
@@ -212,7 +233,7 @@ class JsonLinesRenderer(Renderer):
         }
         if self._record.answer.details:
             line["details"] = self._record.details(choice, tokens=False)
-        return json.dumps(line, ensure_ascii=False)
+        return encoded(line).decode()
 
     def _frame(self, line: str) -> str:
         return line + "\n"
@@ -221,7 +242,7 @@ class JsonLinesRenderer(Renderer):
         lines = []
         for event in events:
             if event.prompt is not None:
-                self._record.add_prompt(event.prompt)
+                self._record.prompt_tokens = event.prompt
                 continue
             choice = self._record.add(event, keep_token=False)
             tail = "}" if event.finish_reason is None else self._last(choice)
@@ -235,9 +256,8 @@ class JsonLinesRenderer(Renderer):
     def _last(self, choice: _Choice) -> str:
         tail = f', "generated_text": {quote(self._record.full_text(choice))}'
         if self._record.answer.details:
-            tail += ', "details": ' + json.dumps(
-                self._record.details(choice, tokens=False), ensure_ascii=False
-            )
+            details = encoded(self._record.details(choice, tokens=False))
+            tail += f', "details": {details.decode()}'
         return tail + "}"
 
 
@@ -271,7 +291,7 @@ class OlderLinesRenderer(JsonLinesRenderer):
             line["generated_text"] = self._record.full_text(choice)
             if answer.details:
                 line["details"] = self._record.details(choice, tokens=False)
-        return json.dumps(line, ensure_ascii=False)
+        return encoded(line).decode()
 
 
 def error_code(error: Exception, release: Release = Release.V0_29) -> int:

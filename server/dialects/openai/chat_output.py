@@ -197,7 +197,8 @@ class ChatLinesRenderer(Renderer):
             delta = {"content": event.text}
         reason = event.finish_reason
         finish = None if reason is None else finish_word(reason)
-        return self._answer.dumps(self._object(event.choice, delta, event, finish))
+        is_long = self._prompt is not None
+        return self._answer.dumps(self._object(event.choice, delta, event, finish), is_long=is_long)
 
     def _tool_chunks(self, event: TokenEvent) -> list[str]:
         """The deltas of an event; its log-probability is in the first, the end in the last."""

@@ -118,7 +118,7 @@ class _Choice:
     def __init__(self) -> None:
         self.texts: list[str] = []
         self.token_ids: list[int] = []
-        self.prompt: tuple[PromptToken, ...] | None = None
+        self.prompt: Sequence[PromptToken] | None = None
         self.tells_prompt = True
         """Nothing was said of its prompt yet."""
         self.logprobs = _Logprobs()
@@ -150,7 +150,7 @@ class _Collector:
         self.num_candidates = num_candidates
         self.usage = Usage()
         self.candidates = [_Choice() for _ in range(answer.num_prompts * num_candidates)]
-        self._prompts: dict[int, tuple[PromptToken, ...]] = {}
+        self._prompts: dict[int, Sequence[PromptToken]] = {}
         self._echoed: dict[int, _Echoed] = {}
 
     def add(self, index: int, event: TokenEvent) -> int | None:
@@ -280,7 +280,9 @@ class CompletionLinesRenderer(Renderer):
             number = self._collector.add(index, event)
             if number is not None:
                 choice = self._collector.candidates[number]
-                frames.append(self._frame([self._collector.object(number, choice)]))
+                is_long = choice.tells_prompt and choice.prompt is not None
+                shown = self._collector.object(number, choice)
+                frames.append(self._frame([shown], is_long=is_long))
         return (frames[0] if len(frames) == 1 else "".join(frames)).encode()
 
     def finish(self) -> bytes:
@@ -297,8 +299,15 @@ class CompletionLinesRenderer(Renderer):
         before, after = self._answer.around_text(self._object([choice]))
         return f"{self._before}{before}", f"{after}{self._after}"
 
-    def _frame(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None = None) -> str:
-        return f"{self._before}{self._answer.dumps(self._object(choices, usage))}{self._after}"
+    def _frame(
+        self,
+        choices: list[dict[str, Any]],
+        usage: dict[str, Any] | None = None,
+        *,
+        is_long: bool = False,
+    ) -> str:
+        text = self._answer.dumps(self._object(choices, usage), is_long=is_long)
+        return f"{self._before}{text}{self._after}"
 
     def _object(
         self, choices: list[dict[str, Any]], usage: dict[str, Any] | None = None

@@ -16,6 +16,7 @@ from lmi_core.engine.outputs import (
     TokenEvent,
     TokenLogprob,
 )
+from lmi_server.dialects.encode import encoded
 
 _FINISH = {FinishReason.EOS: "stop", FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 _LEAST_LOGPROB = -9999.0
@@ -85,7 +86,10 @@ class Answer:
             fields["prompt_logprobs"] = None
         return fields
 
-    def dumps(self, value: object) -> str:
+    def dumps(self, value: object, *, is_long: bool = False) -> str:
+        """``is_long``: it may tell of a whole prompt."""
+        if is_long:
+            return encoded(value, compact=self.compact).decode()
         return json.dumps(
             value, ensure_ascii=False, separators=(",", ":") if self.compact else None
         )

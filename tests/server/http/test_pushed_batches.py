@@ -133,6 +133,30 @@ def test_the_reader_gets_what_the_client_cannot_take() -> None:
     run(check)
 
 
+def test_many_events_are_the_readers_a_portion_at_a_time() -> None:
+    """Of somebody whose connection was busy for long, in several turns of the loop."""
+
+    async def check(reading: Reading) -> None:
+        everything = [i % 200 for i in range(1, 5000)]
+        reading.publisher.publish(*everything)
+        assert reading.client.token_ids == []
+        await asyncio.sleep(0)
+        assert 0 < len(reading.read) < 2000
+        reading.publisher.publish(201)  # comes behind them
+        for _ in range(12):
+            await asyncio.sleep(0)
+        assert reading.read == [0, *everything, 201]
+        reading.publisher.publish(202)
+        assert reading.client.token_ids == [202]
+        reading.publisher.stream.put(TokenEvent(request_id="r", choice=0, token_id=203, text=""))
+        reading.publisher.finish(EngineError("the step failed"))
+        with pytest.raises(EngineError, match="the step failed"):
+            await reading.task
+        assert reading.client.token_ids == [202, 203]
+
+    run(check)
+
+
 def test_an_error_comes_after_the_events_before_it() -> None:
     async def check(reading: Reading) -> None:
         reading.publisher.stream.put(TokenEvent(request_id="r", choice=0, token_id=1, text=""))

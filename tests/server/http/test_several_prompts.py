@@ -8,9 +8,9 @@ from collections.abc import AsyncGenerator, Sequence
 
 import pytest
 
-from lmi_core.engine.outputs import TokenEvent
+from lmi_core.engine.outputs import TokenEvent, TokenLogprob
 from lmi_server.dialects.openai.completion_output import CompletionSseRenderer
-from lmi_server.http.several_prompts import NumberedEvents, in_turns
+from lmi_server.http.portions import MOST, NumberedEvents, in_turns, portions
 from tests.server.fake_engine import FakeEngine
 from tests.server.harness import serving
 
@@ -43,6 +43,31 @@ def test_each_choice_shows_a_long_prompt_in_a_turn_of_its_own(
     assert max(fed) == 1
 
 
+def test_portions_cost_about_the_same() -> None:
+    plain = [TokenEvent("r", i % 3, i, "a") for i in range(3000)]
+    ranked = TokenEvent("r", 0, 1, "a", top=(TokenLogprob(1, "a", -1.0),) * 500)
+    batch: NumberedEvents = [(0, plain), (1, [ranked] * 20), (2, []), (3, plain[:5])]
+    found = list(portions(batch))
+    assert max(sum(len(events) for _, events in portion) for portion in found) == MOST // 4
+    assert max(sum(len(e.top) for _, events in p for e in events) for p in found) <= MOST + 500
+    assert 4 < len(found) < 10
+    for index, events in batch:
+        assert [e for portion in found for i, part in portion if i == index for e in part] == events
+    assert list(portions([])) == []
+
+
+class Formatted(list[TokenEvent]):
+    """As a model's own formatter gives them, with what it made of them."""
+
+
+def test_what_comes_with_events_stays_with_them() -> None:
+    many = Formatted([TokenEvent("r", 0, 1, "a")] * 3000)
+    assert [portion[0][1] is many for portion in portions([(0, many)])] == [True]
+    few = [TokenEvent("r", 0, 1, "a")]
+    [[(_, found), *_]] = portions([(0, few), (1, Formatted(few))])
+    assert found is few
+
+
 def test_others_have_their_turns_between_events() -> None:
     async def batch() -> AsyncGenerator[NumberedEvents, None]:
         event = TokenEvent("r", 0, 1, "a")
@@ -57,7 +82,7 @@ def test_others_have_their_turns_between_events() -> None:
             loop.call_soon(count)
 
         count()
-        async for [(index, events)] in in_turns(batch()):
+        async for [(index, events)] in in_turns(batch(), 1):
             seen.append((index, len(events), num_turns))
         assert [each[:2] for each in seen] == [(0, 1)] * 3 + [(1, 1)] * 2
         assert len({each[2] for each in seen}) == 5
