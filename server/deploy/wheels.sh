@@ -47,6 +47,9 @@ for python in "${pythons[@]}"; do
     "$environment/bin/pip" wheel --quiet --no-deps --no-build-isolation --wheel-dir "$work/raw" .
 done
 "$environment/bin/python" -m build --quiet --no-isolation --sdist --outdir "$root/dist" .
-PATH=$work/tools/bin:$PATH auditwheel repair --plat "manylinux_2_28_$arch" --only-plat \
-  --wheel-dir "$root/dist" "$work"/raw/*.whl
+# auditwheel takes names of this machine's platforms alone; of another one it finds the oldest glibc.
+platform=manylinux_2_28_$arch
+if [ "$arch" != "$(uname -m)" ]; then platform=auto; fi
+PATH=$work/tools/bin:$PATH auditwheel repair --plat "$platform" --only-plat --wheel-dir "$root/dist" "$work"/raw/*.whl
+compgen -G "$root/dist/*manylinux_2_2[0-8]_$arch.whl" >/dev/null || { echo "a wheel needs a newer glibc than 2.28" >&2; exit 1; }
 ls -l "$root/dist"
