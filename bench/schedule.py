@@ -259,7 +259,7 @@ class Simulation:
                 continue
             del self._open[request]
             for turn in self._later.get(i, ()):
-                self._texts[i] = output.sequence.token_ids
+                self._texts[i] = output.sequence.token_ids.tolist()
                 heapq.heappush(self._to_come, (self.now_s + self._trace[turn].at_s, turn))
 
 

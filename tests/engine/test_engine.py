@@ -358,8 +358,9 @@ def test_open_prompts_are_no_lists() -> None:
             prompt = tuple(i % 200 for i in range(num_tokens))
             stream = engine.generate(prompt, params, echo=True)
             head = await anext(stream)
-            lengths = [len(o) for o in gc.get_objects() if type(o) is list]
-            assert not [n for n in lengths if num_tokens <= n <= num_tokens + 20]
+            begun = list(prompt[:9])  # another test's lists may be as long
+            lists = [o for o in gc.get_objects() if type(o) is list and len(o) >= num_tokens]
+            assert not [o for o in lists if type(o[0]) is int and o[:9] == begun]
             assert head.prompt is not None
             assert [token.token_id for token in head.prompt] == list(prompt)
             await stream.aclose()

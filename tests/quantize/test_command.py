@@ -79,7 +79,9 @@ def test_what_is_unfinished_goes_with_a_signal(
     path, out, text = cached_checkpoint("llama3"), tmp_path / "out", tmp_path / "text"
     os.mkfifo(text)  # which is waited for
     asked = ["quantize", str(path), str(out), "--format"]
-    command = [sys.executable, "-m", "lmi_core", *asked, "gptq", "--text", str(text)]
+    # A job in the background of a shell, as tests may be, ignores SIGINT, and so do its children.
+    command = ["env", "--default-signal=INT", sys.executable, "-m", "lmi_core", *asked]
+    command += ["gptq", "--text", str(text)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         while not list(tmp_path.glob("out.partial-*/out")):
             assert process.poll() is None
