@@ -168,9 +168,8 @@ class StepLoop:
                 await submitted.done
                 committed = self._commit(submitted)
             if submitted is not None and following is not None:
-                if wanted := [each for each in following.held if each.is_wanted()]:
-                    self._scheduler.look(each.sequence for each in wanted)
-                    self._masks.fill([each.mask for each in wanted])
+                if wanted := [each.mask for each in following.held if each.is_wanted()]:
+                    self._masks.fill(wanted)
                 ended_s = submitted.step.finished_ns * 1e-9
                 self._lead.note(is_late=following.submitted_s > ended_s > 0.0)
             if following is not None and committed is None:

@@ -132,13 +132,6 @@ class Scheduler:
                 self.finish_all(sequence.request.sequences)
         return commit
 
-    def look(self, sequences: Iterable[Sequence]) -> None:
-        """Before masks of these are filled for the step in flight, whose grammars know all tokens
-        before it: see what may be drafted behind it."""
-        if self._speculation is not None:
-            for sequence in sequences:
-                self._speculation.look(sequence)
-
     def keep_states(self, commit: Commit, states: FloatArray | None) -> None:
         """The hidden states of a committed step's logit rows, for heads that draft."""
         if self._speculation is not None:

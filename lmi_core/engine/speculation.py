@@ -143,7 +143,7 @@ class Speculation:
         return (
             self._info.runs_ahead
             and plan.chain is None
-            and all(each.is_plain for each in plan.sequences)
+            and all(each.is_plain and each.matcher is None for each in plan.sequences)
         )
 
     def settle(self, plan: Plan) -> None:
@@ -182,11 +182,6 @@ class Speculation:
         sequence.drafted_by = source
         sequence.num_scheduled += len(sequence.drafts)
         plan.num_tokens += len(sequence.drafts)
-
-    def look(self, sequence: Sequence) -> None:
-        """A sequence with a grammar, whose matcher is free, is in the step in flight; its last
-        token has just become known."""
-        self._source.look(sequence, self._max_draft_tokens)
 
     def without_waiting(self, sequences: list[Sequence]) -> list[Sequence]:
         """Those of sequences in flight that needn't wait for their tokens to guess what follows."""

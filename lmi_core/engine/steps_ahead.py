@@ -56,6 +56,8 @@ class StepsAhead:
             return None
         following, prompts = behind
         if following and self._speculation is not None:
+            if any(sequence.matcher is not None for sequence in following):
+                return None  # what its grammar forces behind the token is a draft
             following = self._speculation.without_waiting(following)
             if not following:
                 return None

@@ -19,10 +19,7 @@ _MAX_HISTORIES = 16
 _RATES_MEMORY = 0.998
 """Of guesses in all those texts: a few hundred tell how often one is right."""
 _NUM_FORCED = 16
-"""Forced drafts that the chance of the next one is taken from, and free tokens that what is forced
-behind them is."""
-_MOST_FORCED = 16
-"""Behind a free token, that are expected before it is known."""
+"""Forced drafts that the chance of the next one is taken from."""
 _LEAST_CHANCE_TO_GO_ON = 0.25
 """Of a draft, that it is worth asking what follows it by the grammar."""
 _NUM_PROMPT_TOKENS = 64
@@ -55,11 +52,6 @@ class DraftSource(Protocol):
         """Of what will be drafted behind the token being computed, as ``Draft.chances``."""
         ...
 
-    def look(self, sequence: Sequence, max_tokens: int) -> None:
-        """Of a sequence with a grammar, whose next token is being computed: note what may follow
-        its tokens while the matcher is free, which ``next_chances`` mustn't use."""
-        ...
-
     def end(self, sequence: Sequence) -> None:
         """The sequence has all of its tokens."""
         ...
@@ -86,10 +78,8 @@ class ForcedTokens:
 
     def __init__(self) -> None:
         self._first: dict[Sequence, tuple[int, int]] = {}
-        """Where a sequence was last looked at, and what was forced there; -1: nothing."""
+        """Where a sequence's last forced tokens began, and the first one."""
         self._chance = 0.8
-        self._shares = [0.0] * _MOST_FORCED
-        """Of free tokens, how many had so many forced ones behind them, and one more."""
 
     @property
     def chance(self) -> float:
@@ -99,24 +89,14 @@ class ForcedTokens:
     def next(self, sequence: Sequence) -> list[int]:
         """What a sequence is forced to go on with."""
         assert sequence.matcher is not None
-        length = len(sequence.token_ids)
-        position, token_id = self._first.get(sequence, (length, -1))
-        token_ids = sequence.matcher.forced_tokens()
-        if position < length and token_id >= 0:
+        position, token_id = self._first.pop(sequence, (len(sequence.token_ids), -1))
+        if position < len(sequence.token_ids):
             is_right = sequence.token_ids[position] == token_id
             self._chance += (is_right - self._chance) / _NUM_FORCED
-        elif position < length:
-            num_forced = len(token_ids)
-            self._shares = [
-                share + ((i < num_forced) - share) / _NUM_FORCED
-                for i, share in enumerate(self._shares)
-            ]
-        self._first[sequence] = (length, token_ids[0] if token_ids else -1)
+        token_ids = sequence.matcher.forced_tokens()
+        if token_ids:
+            self._first[sequence] = (len(sequence.token_ids), token_ids[0])
         return token_ids
-
-    def next_chances(self, max_tokens: int) -> list[float]:
-        """Of what will be forced behind a free token, before anybody knows that."""
-        return [self._chance * share for share in self._shares[:max_tokens]]
 
     def end(self, sequence: Sequence) -> None:
         self._first.pop(sequence, None)
@@ -129,8 +109,6 @@ class TextDrafts:
     def __init__(self, config: SpeculationConfig) -> None:
         self._config = config
         self._forced = ForcedTokens()
-        self._found: dict[Sequence, tuple[int, list[float]]] = {}
-        """Of a sequence with a grammar, behind how many tokens which chances were last found."""
         self._drafters: dict[Sequence, _native.Drafter] = {}
         self._histories: OrderedDict[bytes, _History] = OrderedDict()
 
@@ -168,15 +146,9 @@ class TextDrafts:
                 break
             forced = matcher.forced_tokens(token_ids)
         _cut(sequence, token_ids, chances)
-        self._found[sequence] = (len(sequence.token_ids), chances)
         return Draft(token_ids, chances, source) if token_ids else None
 
     def next_chances(self, sequence: Sequence, max_tokens: int) -> list[float]:
-        if sequence.matcher is not None:
-            place, found = self._found.get(sequence, (-1, []))
-            if place == len(sequence.token_ids) and found:
-                return found[1 : 1 + max_tokens]
-            return self._forced.next_chances(max_tokens)
         drafter = self._drafter(sequence)
         chances = drafter.next_chances(max_tokens) if drafter.follow(sequence.token_ids) else []
         if not chances:
@@ -184,15 +156,8 @@ class TextDrafts:
         token_ids, _ = _guessed(drafter, sequence, 1 + len(chances))
         return chances[: max(0, len(token_ids) - 1)]
 
-    def look(self, sequence: Sequence, max_tokens: int) -> None:
-        drafter = self._drafter(sequence)
-        drafter.follow(sequence.token_ids)
-        if sequence.matcher is not None:
-            self._by_grammar(sequence, sequence.matcher, drafter, 1 + max_tokens)
-
     def end(self, sequence: Sequence) -> None:
         self._drafters.pop(sequence, None)
-        self._found.pop(sequence, None)
         self._forced.end(sequence)
         if sequence.num_generated:
             start = max(0, sequence.num_prompt - _NUM_PROMPT_TOKENS)

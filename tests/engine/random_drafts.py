@@ -40,9 +40,6 @@ class RandomDrafts:
     def next_chances(self, sequence: Sequence, max_tokens: int) -> list[float]:
         return self._random.choice([[], [0.5], [1.0, 1.0]])[:max_tokens]
 
-    def look(self, sequence: Sequence, max_tokens: int) -> None:
-        pass
-
     def end(self, sequence: Sequence) -> None:
         pass
 

@@ -19,7 +19,6 @@ from lmi_core.engine.stats import EngineTotals
 from lmi_core.engine.text_drafts import ForcedTokens, TextDrafts
 from lmi_core.errors import UserError
 from lmi_core.settings.speculation_config import SpeculationConfig
-from lmi_core.structured.grammar import Grammar
 from tests.engine.fake_runner import FakeRunner
 from tests.engine.harness import collect, make_engine, run, token_ids
 from tests.engine.oracle import expected_tokens
@@ -224,35 +223,6 @@ def test_random_texts_keep_running_ahead() -> None:
     run(main())
 
 
-def test_a_grammar_that_forces_nothing_runs_ahead() -> None:
-    async def main() -> None:
-        runner, speculation = FakeRunner(runs_ahead=True), SpeculationConfig(min_match=9)
-        async with make_engine(runner, speculation=speculation) as engine:
-            params = replace(PARAMS, grammar=Grammar.regex("[a-zA-Z]{60}"))
-            events = await collect(engine, [1, 2, 3], params)
-            assert len(token_ids(events)) == 60
-            assert runner.num_ahead > 0.8 * engine.stats().totals.num_steps
-
-    run(main())
-
-
-def test_what_a_grammar_forces_is_drafted_all_the_same() -> None:
-    """In about as many steps as if it always waited: a token may be computed before it is known
-    that others are forced behind it."""
-    parts = [f"[a-z]<{'x' * 12}>" for _ in range(8)]
-
-    async def main() -> None:
-        runner = FakeRunner(runs_ahead=True)
-        async with make_engine(runner, speculation=SpeculationConfig()) as engine:
-            grammar = Grammar.regex("".join(parts))
-            params = replace(PARAMS, grammar=grammar, max_new_tokens=200)
-            events = await collect(engine, [1, 2, 3], params)
-            assert len(token_ids(events)) == 8 * 15
-            assert engine.stats().totals.num_steps < 8 * 4
-
-    run(main())
-
-
 def test_forced_tokens_are_as_likely_as_they_were_right() -> None:
     forced = ForcedTokens()
     for is_right in (True, False):
@@ -263,41 +233,6 @@ def test_forced_tokens_are_as_likely_as_they_were_right() -> None:
             text += [7, 8, 3] if is_right else [6, 3]
         assert (forced.chance > 0.9) == is_right
         assert (forced.chance < 0.2) != is_right
-
-
-def test_what_is_forced_behind_free_tokens_is_expected() -> None:
-    """As far as it was before, where nothing says what the free token will be."""
-    forced = ForcedTokens()
-    assert sum(forced.next_chances(8)) == 0
-    text, rest = [1], [[], [7, 8, 9]]
-    sequence: Any = Mock(matcher=Mock(forced_tokens=lambda: rest[len(text) % 2]), token_ids=text)
-    for _ in range(60):
-        forced.next(sequence)
-        forced.next(sequence)  # who is asked twice has learnt nothing new
-        text += [7, 8, 9] if rest[len(text) % 2] else [5]
-    assert len(forced.next_chances(2)) == 2
-    assert forced.next_chances(8) == pytest.approx([0.9] * 3 + [0.0] * 5, abs=0.1)
-
-
-def test_what_will_be_drafted_is_looked_for_while_the_matcher_is_free() -> None:
-    """Behind the token that is being computed: all of what is forced there but that one."""
-    forced = Mock(side_effect=lambda behind=(): [] if behind else [6, 7, 8])
-    sequence: Any = Mock(
-        token_ids=[5],
-        num_prompt=1,
-        end_ids=frozenset(),
-        request=Mock(prefix_seed=b""),
-        matcher=Mock(forced_tokens=forced, num_allowed=len),
-    )
-    drafts = TextDrafts(SpeculationConfig())
-    assert not any(drafts.next_chances(sequence, 4))
-    assert not forced.called
-    drafts.look(sequence, 4)
-    num_calls = forced.call_count
-    assert [chance > 0.5 for chance in drafts.next_chances(sequence, 4)] == [True] * 2
-    sequence.token_ids.append(6)
-    assert not any(drafts.next_chances(sequence, 4))
-    assert forced.call_count == num_calls
 
 
 def test_texts_and_forced_tokens_draft_by_turns(monkeypatch: pytest.MonkeyPatch) -> None:
