@@ -125,3 +125,23 @@ def test_secrets_are_masked():
     problems = Problems()
     settings = parse_command_line(["--api-key", "hunter2"], problems).settings
     assert merge(settings, problems).known["option.api_key"].shown == "********"
+
+
+@pytest.mark.parametrize(
+    ("argv", "key", "wanted"),
+    [
+        (["--max-model-len", "300", "--max-model-len", "400"], "option.max_model_len", 400),
+        (["-o", "option.quantize=awq", "--option", "quantize=int8"], "option.quantize", "int8"),
+        (
+            ["--no-enable-prefix-caching", "--enable-prefix-caching"],
+            "option.enable_prefix_caching",
+            True,
+        ),
+    ],
+)
+def test_a_flag_that_is_repeated_overrides_the_one_before(argv, key, wanted):
+    problems = Problems()
+    values = merge(parse_command_line(argv, problems).settings, problems)
+    assert not problems.errors
+    assert values.get(key) == wanted
+    assert len(values.known[key].overridden) == 1

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from lmi_core.config.problem import Problems
-from lmi_core.config.sources.origin import Rank, Setting
+from lmi_core.config.sources.origin import COMMAND_LINE, Rank, Setting
 from lmi_core.config.table import BY_KEY, suggest_key
 from lmi_core.config.table.option import Option
 
@@ -67,7 +67,7 @@ def merge(settings: Iterable[Setting], problems: Problems, *, strict: bool = Fal
     """Return the strongest setting of every key, parsed; faults go to ``problems``.
 
     Of equally strong settings the regular spelling wins over others (un-prefixed over prefixed),
-    else the first variable and the last line. Two ``option.`` spellings that differ are an error.
+    else the first variable, the last line and the last flag. Two ``option.`` spellings that differ are an error.
     """
     by_key: dict[str, list[Setting]] = {}
     values = Values()
@@ -85,7 +85,10 @@ def merge(settings: Iterable[Setting], problems: Problems, *, strict: bool = Fal
 
 
 def _choose(option: Option, candidates: list[Setting], values: Values, problems: Problems) -> None:
-    ordered = sorted(candidates, key=lambda s: (s.rank, s.key == option.key), reverse=True)
+    flags = [setting for setting in candidates if setting.rank in COMMAND_LINE]
+    others = [setting for setting in candidates if setting.rank not in COMMAND_LINE]
+    equals = [*reversed(flags), *others]
+    ordered = sorted(equals, key=lambda s: (s.rank, s.key == option.key), reverse=True)
     parsed: list[tuple[Setting, object]] = []
     for setting in ordered:
         try:

@@ -25,6 +25,10 @@ class Rank(IntEnum):
     OVERRIDE = 9
 
 
+COMMAND_LINE = (Rank.SERVER_FLAG, Rank.FLAG, Rank.OVERRIDE)
+"""Of which the last one counts where a flag is repeated, as everywhere."""
+
+
 @dataclass(frozen=True, slots=True)
 class Setting:
     """One key with the text written for it; ``where`` names file and line, variable or flag."""
