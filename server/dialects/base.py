@@ -65,6 +65,10 @@ class HttpError(Exception):
         self.close = close
 
 
+UTF8_EVENTS = "text/event-stream; charset=utf-8"
+"""Events as OpenAI and Anthropic announce them; some clients take others for Latin-1."""
+
+
 class Renderer(ABC):
     """Turns the events of one call into the body of its response; one instance per call.
 

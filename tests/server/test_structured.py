@@ -325,3 +325,20 @@ def test_without_the_library_requests_are_refused(monkeypatch: pytest.MonkeyPatc
         assert error_of(answer) == f"Input validation error: {advice}"
 
     run(use, api="lmi")
+
+
+def test_offsets_of_an_echo_are_places_in_its_text() -> None:
+    """Also where the token that begins every text isn't shown, and some are parts of characters."""
+
+    async def use(served: Served) -> None:
+        prompt = "Once upon a 日本 b"
+        asked = {"prompt": prompt, "echo": True, "logprobs": 1, "max_tokens": 2, "temperature": 0}
+        [choice] = loaded(await served.post(asked, "/v1/completions"))["choices"]
+        tokens, offsets = choice["logprobs"]["tokens"], choice["logprobs"]["text_offset"]
+        assert (tokens[0], offsets[:4]) == ("<|begin|>", [0, 0, 4, 9])
+        assert offsets == sorted(offsets)
+        shown = [(name, at) for name, at in zip(tokens, offsets, strict=True) if "�" not in name]
+        assert all(choice["text"].startswith(name, at) for name, at in shown[1:])
+        assert (" b", len(prompt) - 2) in shown
+
+    run(use)

@@ -67,7 +67,8 @@ def merge(settings: Iterable[Setting], problems: Problems, *, strict: bool = Fal
     """Return the strongest setting of every key, parsed; faults go to ``problems``.
 
     Of equally strong settings the regular spelling wins over others (un-prefixed over prefixed),
-    else the first variable, the last line and the last flag. Two ``option.`` spellings that differ are an error.
+    else the first variable, the last line and the last flag. Two ``option.`` spellings that differ
+    are an error.
     """
     by_key: dict[str, list[Setting]] = {}
     values = Values()

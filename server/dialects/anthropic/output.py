@@ -10,7 +10,7 @@ from typing import Any
 from lmi_core.engine.outputs import FinishReason, TokenEvent
 from lmi_core.tools.calls import CallArguments, CallStart, Content, Piece, Reasoning
 from lmi_server.dialects.anthropic.errors import error_event
-from lmi_server.dialects.base import Renderer
+from lmi_server.dialects.base import UTF8_EVENTS, Renderer
 from lmi_server.dialects.openai.chat_output import pieces_of
 from lmi_server.dialects.openai.chat_tools import AnswerForm
 
@@ -147,7 +147,7 @@ class MessageEventsRenderer(Renderer):
     """The message's events: its start, every block's start, deltas and stop, its end."""
 
     streams = True
-    content_type = "text/event-stream"
+    content_type = UTF8_EVENTS
     keep_alive = _PING
 
     def __init__(self, message: Message) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from json.encoder import encode_basestring as quote
 from typing import Any
@@ -76,9 +76,11 @@ class _Echoed:
     def __init__(
         self,
         prompt: Sequence[PromptToken],
+        text: str,
         name_of: Callable[[TokenEvent | PromptToken | TokenLogprob], str],
     ) -> None:
         self._prompt = prompt
+        self._text = text
         self._name_of = name_of
         self._logprobs: _Logprobs | None = None
 
@@ -86,10 +88,8 @@ class _Echoed:
         """A choice's log-probabilities, the prompt's before its output's."""
         if self._logprobs is None:
             self._logprobs = _Logprobs()
-            offset = 0
-            for token in self._prompt:
+            for token, offset in zip(self._prompt, _offsets(self._prompt, self._text), strict=True):
                 self._logprobs.add(token, token.logprob, offset, self._name_of)
-                offset += len(token.text)
         prompt = self._logprobs
         return _Logprobs(
             prompt.tokens + output.tokens,
@@ -97,6 +97,24 @@ class _Echoed:
             prompt.top_logprobs + output.top_logprobs,
             prompt.text_offset + output.text_offset,
         )
+
+
+def _offsets(tokens: Sequence[PromptToken], text: str) -> Iterator[int]:
+    """Where each token begins in ``text``: tokens that aren't shown there, as one that begins every
+    text, take no place, and those that are parts of characters begin with the first of these."""
+    offset, num_unseen = 0, 0
+    for token in tokens:
+        piece = token.text
+        if not offset and not text.startswith(piece) and text.startswith(piece.removeprefix(" ")):
+            piece = piece.removeprefix(" ")  # which SentencePiece begins every text with
+        if num_unseen and "\ufffd" not in piece:
+            end = offset + num_unseen + len(piece)
+            offset = max(offset, text.find(piece, offset, end))
+        yield offset
+        if piece and text.startswith(piece, offset):
+            offset, num_unseen = offset + len(piece), 0
+        else:
+            num_unseen += 1
 
 
 class _Choice:
@@ -185,7 +203,7 @@ class _Collector:
         choice.add_text(prompt)
         if self.answer.logprobs and choice.prompt:
             if index not in self._echoed:
-                self._echoed[index] = _Echoed(choice.prompt, self.answer.token_name)
+                self._echoed[index] = _Echoed(choice.prompt, prompt, self.answer.token_name)
             choice.echoed = self._echoed[index]
 
     def choices(self) -> list[_Choice]:

@@ -16,6 +16,7 @@ from lmi_core.text.chat import ChatTemplate
 from lmi_core.text.infill import InfillForm, no_infill
 from lmi_server.dialects.base import (
     ANY_MODEL,
+    UTF8_EVENTS,
     AdapterNames,
     Call,
     HttpError,
@@ -189,6 +190,8 @@ def _parsed(
     if body.stream_options is not None and not body.stream:
         raise UserError("stream_options needs stream: true", field="stream_options")
     headers = STREAM_HEADERS if renderer.streams else {}
+    if renderer.streams:
+        renderer.content_type = UTF8_EVENTS
     unknown = unknown_fields(call.body, body.__struct_fields__, WITHIN)
     report_unknown(call.request_id, unknown, "fields")
     return ParsedCall(

@@ -9,7 +9,7 @@ from typing import Any
 
 from lmi_core.engine.outputs import FinishReason, TokenEvent
 from lmi_core.tools.calls import CallStart, Content, Piece, Reasoning
-from lmi_server.dialects.base import Renderer
+from lmi_server.dialects.base import UTF8_EVENTS, Renderer
 from lmi_server.dialects.openai.chat_output import pieces_of
 from lmi_server.dialects.openai.chat_tools import AnswerForm
 from lmi_server.dialects.openai.errors import error_body
@@ -163,7 +163,7 @@ class ResponseEventsRenderer(ResponseRenderer):
     """The response's events, numbered; the last one has the whole of it."""
 
     streams = True
-    content_type = "text/event-stream"
+    content_type = UTF8_EVENTS
 
     def __init__(self, response: Response) -> None:
         super().__init__(response)

@@ -68,7 +68,7 @@ def test_streams_reach_a_page_piece_by_piece(tmp_path: Path) -> None:
     assert "failure" not in results
     text = "".join(WORDS)
     openai, lmi = results["openai"], results["lmi"]
-    assert (openai["status"], openai["type"]) == (200, "text/event-stream")
+    assert (openai["status"], openai["type"]) == (200, "text/event-stream; charset=utf-8")
     events = openai["text"].split("\n\n")
     assert events[-2:] == ["data: [DONE]", ""]
     chunks = [json.loads(event.removeprefix("data: ")) for event in events[:-2]]

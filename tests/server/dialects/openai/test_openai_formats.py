@@ -120,7 +120,8 @@ def test_logprobs_of_a_completion_and_its_echo() -> None:
 
 def test_a_long_echo_of_many_choices_waits_for_the_end() -> None:
     """Where it is shown off the loop, and made once for all of them."""
-    renderer = parse({**TEXT, "logprobs": 20, "echo": True, "n": 64}).renderer
+    text = "He" + " is" * 1999
+    renderer = parse({**TEXT, "prompt": text, "logprobs": 20, "echo": True, "n": 64}).renderer
     top = tuple(TokenLogprob(i, f"t{i}", -1.0 - i) for i in range(20))
     prompt = (PromptToken(1, "He", None), *[PromptToken(2, " is", -0.5, top)] * 1999)
     events = [TokenEvent("r", 0, -1, "", prompt=prompt)]
@@ -136,7 +137,7 @@ def test_a_long_echo_of_many_choices_waits_for_the_end() -> None:
         assert logprobs["tokens"] == ["He", *[" is"] * 1999, " a"]
         assert logprobs["token_logprobs"] == [None, *[-0.5] * 1999, -0.5 - i]
         assert [len(each or ()) for each in logprobs["top_logprobs"]] == [0, *[21] * 1999, 1]
-        assert logprobs["text_offset"][-2:] == [2 + 3 * 1998, len(TEXT["prompt"])]
+        assert logprobs["text_offset"][-2:] == [2 + 3 * 1998, len(text)]
 
 
 def test_echo_of_token_ids_without_logprobs() -> None:
@@ -318,7 +319,7 @@ def test_streams_of_several_prompts_are_one_response() -> None:
             asked = {"prompt": ["a", "b c"], "max_tokens": 4, "stream": True, "n": 2}
             asked["stream_options"] = {"include_usage": True}
             answer = await served.post(asked, "/v1/completions")
-            assert answer.headers["Content-Type"] == "text/event-stream"
+            assert answer.headers["Content-Type"] == "text/event-stream; charset=utf-8"
             assert answer.headers["Cache-Control"] == "no-cache"
             chunks = objects(answer.body)
             texts = [""] * 4
