@@ -16,6 +16,7 @@ from lmi_core.config.artefacts.local import check_adapter
 from lmi_core.config.artefacts.model_source import ModelSource
 from lmi_core.config.model_config import ModelConfig
 from lmi_core.config.problem import Problem, Problems
+from lmi_core.config.secure_mode import check_secure
 from lmi_core.config.targets.placed_subject import DEGREE
 from lmi_core.config.targets.placement_on_cpu import COPY_KEYS
 from lmi_core.config.targets.server_config import ServerConfig
@@ -79,6 +80,7 @@ def judge_server(server: ServerConfig) -> tuple[Problem, ...]:
 def _checks(
     model: ModelConfig, server: ServerConfig, environ: Mapping[str, str]
 ) -> Iterator[_Check]:
+    yield lambda: _check_secure(model, server, environ)
     yield lambda: _check_code(model)
     if model.backend == "handler":
         return
@@ -114,6 +116,15 @@ def _whole(source: ModelSource, server: ServerConfig, environ: Mapping[str, str]
     if directory is None or not (directory / "config.json").is_file():
         return None
     return directory if weight_files(directory) else None
+
+
+def _check_secure(model: ModelConfig, server: ServerConfig, environ: Mapping[str, str]) -> None:
+    named = () if model.lora is None else model.lora.named
+    sources = [model.source, *(adapter.source for adapter in named)]
+    directories = {readable_directory(source, server, environ) for source in sources}
+    if model.custom_code is not None:
+        directories.add(model.custom_code.model_dir)
+    check_secure(model, (each for each in directories if each is not None), environ)
 
 
 def _check_code(model: ModelConfig) -> None:

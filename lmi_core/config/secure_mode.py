@@ -1,0 +1,75 @@
+"""SageMaker's secure mode: what the platform forbids models to bring along.
+
+The variables and controls are those of DJL-Serving's secure-mode plugin (SecureModeUtils.java). Its
+list of allowed keys isn't kept here: every key is explained, and ``--strict`` refuses unknown ones.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from lmi_core.config.model_config import ModelConfig
+from lmi_core.errors import UserError
+from lmi_core.json_file import read_json
+
+MODE, CONTROLS = "SAGEMAKER_SECURE_MODE", "SAGEMAKER_SECURITY_CONTROLS"
+CHANNELS = "SAGEMAKER_UNTRUSTED_CHANNELS"
+_REMOTE_CODE = "DISALLOW_TRUST_REMOTE_CODE"
+_SCRIPTS = "DISALLOW_CUSTOM_INFERENCE_SCRIPTS"
+_TEMPLATE = "DISALLOW_CHAT_TEMPLATE"
+_PICKLED = re.compile(r".*\.(bin|pt|pth|ckpt|pkl)", re.IGNORECASE)
+
+
+def _has_template(path: Path) -> bool:
+    if path.name == "tokenizer_config.json":
+        return "chat_template" in read_json(path)
+    return path.suffix == ".jinja" or path.name == "chat_template.json"
+
+
+_FILES: dict[str, Callable[[Path], bool]] = {
+    "DISALLOW_REQUIREMENTS_TXT": lambda path: path.name == "requirements.txt",
+    "DISALLOW_PICKLE_FILES": lambda path: _PICKLED.fullmatch(path.name) is not None,
+    _SCRIPTS: lambda path: path.name == "model.py",
+    _TEMPLATE: _has_template,
+}
+_CONTROLS = (*_FILES, _REMOTE_CODE)
+
+
+def check_secure(
+    model: ModelConfig, directories: Iterable[Path], environ: Mapping[str, str]
+) -> None:
+    """Raise UserError for what ``SAGEMAKER_SECURITY_CONTROLS`` forbid, in the model's
+    configuration, or in its ``directories`` and ``SAGEMAKER_UNTRUSTED_CHANNELS`` (paths)."""
+    if environ.get(MODE, "").strip().lower() != "true":
+        return
+    controls = _listed(environ, CONTROLS)
+    for name in controls:
+        if name not in _CONTROLS:
+            raise UserError(
+                f"{name!r} isn't a control of secure mode; allowed: {', '.join(_CONTROLS)}",
+                field=CONTROLS,
+            )
+    _check_keys(model, controls)
+    roots = {*directories, *map(Path, _listed(environ, CHANNELS))}
+    for path in sorted(path for root in roots for path in root.rglob("*") if path.is_file()):
+        for name in controls:
+            if name in _FILES and _FILES[name](path):
+                raise UserError(f"{path} is forbidden by {name} ({CONTROLS}): leave it out")
+
+
+def _check_keys(model: ModelConfig, controls: Iterable[str]) -> None:
+    entry = str(model.get("option.entryPoint") or "djl_python.")
+    forbidden = (
+        (_REMOTE_CODE, "option.trust_remote_code", model.trust_remote_code),
+        (_SCRIPTS, "option.entryPoint", not entry.startswith("djl_python.")),
+        (_TEMPLATE, "option.chat_template", model.get("option.chat_template") is not None),
+    )
+    for name, key, is_given in forbidden:
+        if name in controls and is_given:
+            raise UserError(f"{key} is forbidden by {name} ({CONTROLS}): leave it out", field=key)
+
+
+def _listed(environ: Mapping[str, str], variable: str) -> list[str]:
+    return [name for each in environ.get(variable, "").split(",") if (name := each.strip())]
