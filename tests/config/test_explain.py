@@ -151,6 +151,13 @@ def test_secrets_are_not_shown():
     assert "hunter2" not in run(CASES["tgi_environment"], None, "--json")[1]
 
 
+def test_a_short_secret_is_masked_alone():
+    """Not where its letters are others' too."""
+    out = io.StringIO()
+    main(["--api-key", "a"], environ={}, out=out)
+    assert "api_key=********" in out.getvalue()
+
+
 @pytest.mark.parametrize("form", [(), ("--json",)])
 def test_secrets_that_another_source_beats_are_not_shown_either(form):
     out = io.StringIO()
