@@ -22,7 +22,7 @@ NEURON = Host(num_neuron_cores=4, packages=frozenset({"vllm_neuron"}))
             "option.enable_prefix_caching=true\noption.quantize=awq\noption.own_list=[1, 2]\n"
             "option.kv_cache_dtype=fp8_e4m3fn\n"
             'option.speculative_config={"method": "ngram", "num_speculative_tokens": 3}\n'
-            'option.limit_mm_per_prompt={"image": 2}\n'
+            'option.limit_mm_per_prompt={"image": 2}\noption.seed=4\noption.block_size=16\n'
             "option.own_text=word\noption.own_depth=" + "[" * 5000,
             GPUS,
             "vllm",
@@ -36,6 +36,8 @@ NEURON = Host(num_neuron_cores=4, packages=frozenset({"vllm_neuron"}))
                 "kv_cache_dtype": "fp8_e4m3",
                 "speculative_config": {"method": "ngram", "num_speculative_tokens": 3},
                 "limit_mm_per_prompt": {"image": 2},
+                "seed": 4,
+                "block_size": 16,
                 "own_list": [1, 2],
                 "own_text": "word",
                 "own_depth": "[" * 5000,

@@ -36,6 +36,7 @@ def _native(
     default: object = None,
     native: Action | None = None,
     *env: str,
+    vllm: Action | None = None,
 ) -> Option:
     return Option(
         key=f"option.{name}",
@@ -44,7 +45,7 @@ def _native(
         systems=("lmi",),
         default=default,
         env=env,
-        actions={"lmi": native or mapped(name)},
+        actions={"lmi": native or mapped(name)} | ({"vllm": vllm} if vllm else {}),
     )
 
 
@@ -90,6 +91,7 @@ OPTIONS = (
         "Tokens in a block of the KV cache, a multiple of 16.",
         32,
         honoured("block_size", test=f"{_TESTS}::test_reuse_of_prefixes_in_blocks"),
+        vllm=mapped("block_size"),
     ),
     _native(
         "kv_cache_bytes",
@@ -289,6 +291,7 @@ OPTIONS = (
         "Seed of requests that bring none.",
         0,
         honoured("seed", test=f"{_TESTS}::test_the_seed_decides_what_is_sampled"),
+        vllm=mapped("seed"),
     ),
     _native(
         "overlap",
