@@ -42,21 +42,41 @@ def check_secure(
 ) -> None:
     """Raise UserError for what ``SAGEMAKER_SECURITY_CONTROLS`` forbid, in the model's
     configuration, or in its ``directories`` and ``SAGEMAKER_UNTRUSTED_CHANNELS`` (paths)."""
-    if environ.get(MODE, "").strip().lower() != "true":
+    controls = _in_force(environ)
+    _check_keys(model, controls)
+    check_files(directories, environ)
+
+
+def check_files(directories: Iterable[Path], environ: Mapping[str, str]) -> None:
+    """The same of directories alone, as of an adapter's."""
+    controls = _in_force(environ)
+    if not controls:
         return
+    channels = [Path(path) for path in _listed(environ, CHANNELS)]
+    for channel in channels:
+        if not channel.is_dir():
+            raise UserError(f"{channel} ({CHANNELS}) isn't a directory", field=CHANNELS)
+    roots = {*directories, *channels}
+    for path in sorted(path for root in roots for path in root.rglob("*") if path.is_file()):
+        for name in controls:
+            if name in _FILES and _FILES[name](path):
+                raise UserError(f"{path} is forbidden by {name} ({CONTROLS}): leave it out")
+
+
+def _in_force(environ: Mapping[str, str]) -> list[str]:
+    """The controls; none outside of secure mode."""
+    if environ.get(MODE, "").strip().lower() != "true":
+        return []
     controls = _listed(environ, CONTROLS)
+    if not controls:
+        raise UserError(f"{MODE} is true, and {CONTROLS} names no control", field=CONTROLS)
     for name in controls:
         if name not in _CONTROLS:
             raise UserError(
                 f"{name!r} isn't a control of secure mode; allowed: {', '.join(_CONTROLS)}",
                 field=CONTROLS,
             )
-    _check_keys(model, controls)
-    roots = {*directories, *map(Path, _listed(environ, CHANNELS))}
-    for path in sorted(path for root in roots for path in root.rglob("*") if path.is_file()):
-        for name in controls:
-            if name in _FILES and _FILES[name](path):
-                raise UserError(f"{path} is forbidden by {name} ({CONTROLS}): leave it out")
+    return controls
 
 
 def _check_keys(model: ModelConfig, controls: Iterable[str]) -> None:

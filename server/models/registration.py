@@ -8,6 +8,7 @@ URLs of the pattern only. A model's own Python code runs only with ``allow_custo
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from lmi_core.config.model_config import ModelConfig
 from lmi_core.config.paths import is_dir
 from lmi_core.config.problem import Problems
 from lmi_core.config.resolve import resolve_entry
+from lmi_core.config.secure_mode import check_files
 from lmi_core.config.sources.load_models import ModelEntry, name_of, parse_devices, parse_engine
 from lmi_core.config.sources.models import CONTAINER_STORE
 from lmi_core.config.targets.server_config import ServerConfig
@@ -93,6 +95,7 @@ class ConfiguredRegistrar:
         if not is_dir(path):
             raise HttpError(424, "ModelException", f"{src[:200]} is not a directory")
         check_adapter_code(path)
+        check_files([path], os.environ)
         return path
 
     def _check_url(self, url: str, rule: str) -> None:

@@ -443,3 +443,19 @@ def test_secure_mode_looks_into_channels(model, tmp_path):
         str(model), environ=environ | {"SAGEMAKER_UNTRUSTED_CHANNELS": str(channel)}
     )
     assert (code, "weights.pkl" in shown) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "said"),
+    [
+        ("SAGEMAKER_SECURITY_CONTROLS", " ", "names no control"),
+        ("SAGEMAKER_UNTRUSTED_CHANNELS", "/nowhere/at/all", "isn't a directory"),
+    ],
+)
+def test_secure_mode_is_never_on_in_vain(variable, text, said, model):
+    environ = NO_CACHE | {
+        "SAGEMAKER_SECURE_MODE": "true",
+        "SAGEMAKER_SECURITY_CONTROLS": "DISALLOW_PICKLE_FILES",
+    }
+    code, shown = explain(str(model), environ=environ | {variable: text})
+    assert (code, said in shown) == (2, True)
