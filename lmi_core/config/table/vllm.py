@@ -142,7 +142,8 @@ OPTIONS = (
         key="option.generation_config",
         type=Text("auto, vllm or a directory"),
         doc="What requests on OpenAI's routes that leave sampling open get: what the model's "
-        "generation_config.json says (auto), or that of a directory; vllm: the protocol's own.",
+        "generation_config.json says (auto), or that of a directory; vllm, which is the default "
+        "unless a configuration is written for vLLM: the protocol's own.",
         systems=_SYSTEMS,
         default="vllm",
         defaults={"vllm": "auto"},
