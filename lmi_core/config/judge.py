@@ -80,7 +80,7 @@ def judge_server(server: ServerConfig) -> tuple[Problem, ...]:
 def _checks(
     model: ModelConfig, server: ServerConfig, environ: Mapping[str, str]
 ) -> Iterator[_Check]:
-    yield lambda: _check_secure(model, server, environ)
+    yield lambda: check_secure(model, _directories(model, server, environ), environ)
     yield lambda: _check_code(model)
     if model.backend == "handler":
         return
@@ -118,13 +118,19 @@ def _whole(source: ModelSource, server: ServerConfig, environ: Mapping[str, str]
     return directory if weight_files(directory) else None
 
 
-def _check_secure(model: ModelConfig, server: ServerConfig, environ: Mapping[str, str]) -> None:
+def _directories(
+    model: ModelConfig, server: ServerConfig, environ: Mapping[str, str]
+) -> Iterator[Path]:
+    """Of a model's files, its adapters', its draft model's and its code's, those that are here."""
     named = () if model.lora is None else model.lora.named
     sources = [model.source, *(adapter.source for adapter in named)]
-    directories = {readable_directory(source, server, environ) for source in sources}
+    if model.draft is not None:
+        sources.append(model.draft.source)
+    for source in sources:
+        if (directory := readable_directory(source, server, environ)) is not None:
+            yield directory
     if model.custom_code is not None:
-        directories.add(model.custom_code.model_dir)
-    check_secure(model, (each for each in directories if each is not None), environ)
+        yield model.custom_code.model_dir
 
 
 def _check_code(model: ModelConfig) -> None:

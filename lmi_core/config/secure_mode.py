@@ -42,16 +42,20 @@ def check_secure(
 ) -> None:
     """Raise UserError for what ``SAGEMAKER_SECURITY_CONTROLS`` forbid, in the model's
     configuration, or in its ``directories`` and ``SAGEMAKER_UNTRUSTED_CHANNELS`` (paths)."""
-    controls = _in_force(environ)
-    _check_keys(model, controls)
-    check_files(directories, environ)
+    if controls := _in_force(environ):
+        _check_keys(model, controls)
+        _check_files(directories, environ, controls)
 
 
 def check_files(directories: Iterable[Path], environ: Mapping[str, str]) -> None:
     """The same of directories alone, as of an adapter's."""
-    controls = _in_force(environ)
-    if not controls:
-        return
+    if controls := _in_force(environ):
+        _check_files(directories, environ, controls)
+
+
+def _check_files(
+    directories: Iterable[Path], environ: Mapping[str, str], controls: Iterable[str]
+) -> None:
     channels = [Path(path) for path in _listed(environ, CHANNELS)]
     for channel in channels:
         if not channel.is_dir():

@@ -8,7 +8,6 @@ URLs of the pattern only. A model's own Python code runs only with ``allow_custo
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -95,7 +94,7 @@ class ConfiguredRegistrar:
         if not is_dir(path):
             raise HttpError(424, "ModelException", f"{src[:200]} is not a directory")
         check_adapter_code(path)
-        check_files([path], os.environ)
+        check_files([path], self._environ)
         return path
 
     def _check_url(self, url: str, rule: str) -> None:

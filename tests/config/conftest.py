@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 
 import pytest
 
@@ -12,6 +13,14 @@ from lmi_core.config.targets.host import Host
 from tests.checkpoints import cached_checkpoint
 
 from .cases import CPU, NO_CACHE
+
+
+@pytest.fixture
+def model(tmp_path):
+    """Return a directory with a small model."""
+    path = tmp_path / "model"
+    shutil.copytree(cached_checkpoint("llama2", dtype="bfloat16"), path)
+    return path
 
 
 @pytest.fixture

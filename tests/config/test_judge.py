@@ -157,13 +157,6 @@ BROKEN = {
 }
 
 
-@pytest.fixture
-def model(tmp_path):
-    path = tmp_path / "model"
-    shutil.copytree(cached_checkpoint("llama2", dtype="bfloat16"), path)
-    return path
-
-
 def explain(*argv, environ=NO_CACHE):
     out = io.StringIO()
     code = main(argv, environ=environ, host=HERE, out=out)
@@ -389,73 +382,3 @@ def test_what_a_handler_imports_is_installed(tmp_path, line, files, code):
     got, text = explain(str(tmp_path))
     assert got == code, text
     assert ("imports no_such_package, which isn't installed" in text) == (code == 2)
-
-
-HANDLE = "def handle(inputs):\n    return None\n"
-
-
-@pytest.mark.parametrize(
-    ("control", "change", "argv", "said"),
-    [
-        ("DISALLOW_REQUIREMENTS_TXT", write("requirements.txt", ""), (), "requirements.txt is"),
-        ("DISALLOW_PICKLE_FILES", write("optimizer.PT", ""), (), "optimizer.PT is"),
-        ("DISALLOW_CUSTOM_INFERENCE_SCRIPTS", write("model.py", HANDLE), (), "model.py is"),
-        (
-            "DISALLOW_CUSTOM_INFERENCE_SCRIPTS",
-            write("other.py", HANDLE),
-            ("-o", "option.entryPoint=other.py"),
-            "option.entryPoint is",
-        ),
-        ("DISALLOW_CHAT_TEMPLATE", write("chat_template.jinja", "x"), (), "chat_template.jinja is"),
-        (
-            "DISALLOW_CHAT_TEMPLATE",
-            write("tokenizer_config.json", '{"chat_template": "x"}'),
-            (),
-            "tokenizer_config.json is",
-        ),
-        (
-            "DISALLOW_TRUST_REMOTE_CODE",
-            lambda model: None,
-            ("--trust-remote-code",),
-            "option.trust_remote_code is",
-        ),
-        ("DISALLOW_EVERYTHING", lambda model: None, (), "isn't a control of secure mode"),
-    ],
-)
-def test_secure_mode_forbids(control, change, argv, said, model):
-    change(model)
-    environ = NO_CACHE | {"SAGEMAKER_SECURITY_CONTROLS": f"DISALLOW_PICKLE_FILES, {control}"}
-    assert said not in explain(str(model), *argv, environ=environ)[1]
-    code, shown = explain(str(model), *argv, environ=environ | {"SAGEMAKER_SECURE_MODE": "True"})
-    assert (code, said in " ".join(shown.split())) == (2, True)
-
-
-def test_secure_mode_looks_into_channels(model, tmp_path):
-    channel = tmp_path / "channel"
-    (channel / "deep").mkdir(parents=True)
-    (channel / "deep/weights.pkl").write_bytes(b"")
-    environ = NO_CACHE | {
-        "SAGEMAKER_SECURE_MODE": "true",
-        "SAGEMAKER_SECURITY_CONTROLS": "DISALLOW_PICKLE_FILES",
-    }
-    assert explain(str(model), environ=environ)[0] == 0
-    code, shown = explain(
-        str(model), environ=environ | {"SAGEMAKER_UNTRUSTED_CHANNELS": str(channel)}
-    )
-    assert (code, "weights.pkl" in shown) == (2, True)
-
-
-@pytest.mark.parametrize(
-    ("variable", "text", "said"),
-    [
-        ("SAGEMAKER_SECURITY_CONTROLS", " ", "names no control"),
-        ("SAGEMAKER_UNTRUSTED_CHANNELS", "/nowhere/at/all", "isn't a directory"),
-    ],
-)
-def test_secure_mode_is_never_on_in_vain(variable, text, said, model):
-    environ = NO_CACHE | {
-        "SAGEMAKER_SECURE_MODE": "true",
-        "SAGEMAKER_SECURITY_CONTROLS": "DISALLOW_PICKLE_FILES",
-    }
-    code, shown = explain(str(model), environ=environ | {variable: text})
-    assert (code, said in shown) == (2, True)

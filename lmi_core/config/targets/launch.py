@@ -15,6 +15,7 @@ from lmi_core.config.judge import judge
 from lmi_core.config.model_config import ModelConfig
 from lmi_core.config.problem import Problems
 from lmi_core.config.resolve import Deployment
+from lmi_core.config.secure_mode import check_files
 from lmi_core.config.targets.library_settings import is_library
 from lmi_core.config.targets.server_config import ServerConfig
 from lmi_core.settings.custom_code_config import CustomCodeConfig
@@ -94,6 +95,7 @@ def prepare_model(
     engine: EngineConfig | LibraryConfig
     named = () if model.lora is None else model.lora.named
     adapters = [(a.name, fetch_adapter(a.source, server, environ=environ)) for a in named]
+    check_files((path for _, path in adapters), environ)
     if is_library(model.backend):
         engine = model.library_config(directory, adapters)
     else:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lmi_core.config.targets.server_config import ServerConfig
-from lmi_core.errors import ConfigError, ModelError
+from lmi_core.errors import ConfigError, ModelError, UserError
 from lmi_core.settings.placement import MAX_WORKERS
 from lmi_server.dialects.base import HttpError
 from lmi_server.http.metrics import Metrics
@@ -69,6 +69,20 @@ def test_adapters_lie_in_the_model_or_where_models_may(store: Path) -> None:
     (beside / "model.py").write_text("")
     with pytest.raises(ModelError, match="an adapter's own formatters are not available"):
         registrar.adapter_path(str(beside), model_url)
+
+
+def test_secure_mode_holds_for_adapters_too(store: Path) -> None:
+    environ = {
+        "SAGEMAKER_SECURE_MODE": "true",
+        "SAGEMAKER_SECURITY_CONTROLS": "DISALLOW_PICKLE_FILES",
+    }
+    adapter = store / "fr"
+    adapter.mkdir()
+    registrar = ConfiguredRegistrar([], environ, ServerConfig(model_store=store, values={}))
+    assert registrar.adapter_path(str(adapter), "org/model") == adapter
+    (adapter / "adapter_model.bin").write_bytes(b"")
+    with pytest.raises(UserError, match=r"adapter_model.bin is forbidden by DISALLOW_PICKLE_FILES"):
+        registrar.adapter_path(str(adapter), "org/model")
 
 
 def test_only_urls_of_the_store_or_the_pattern_are_loaded(store: Path) -> None:
