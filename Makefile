@@ -80,6 +80,7 @@ NO_KERNELS := said or says or notices or closing or preempted or shapes_that or 
 
 test-races: build-races
 	LMI_TEST_RACES=1 $(PYTEST_KERNELS) tests/runners/device/test_cuda_runner.py \
+	  tests/runners/device/test_cuda_runner_ahead.py \
 	  tests/runners/device/test_cuda_ranks.py tests/ops \
 	  -k '((native and cpu) or races or traffic or cuda_runner or cuda_ranks) and not ($(NO_KERNELS))'
 

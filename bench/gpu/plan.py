@@ -290,7 +290,7 @@ def _sanitizers() -> list[Stage]:
         )
         for tool in ("memcheck", "racecheck", "synccheck")
     ]
-    launchers = ("test_cuda_runner.py", "test_captured_steps.py")
+    launchers = ("test_cuda_runner.py", "test_cuda_runner_ahead.py", "test_captured_steps.py")
     result.append(
         Stage(
             name="dependent_launch",

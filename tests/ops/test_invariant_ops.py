@@ -141,15 +141,8 @@ def test_attention(
     monkeypatch.setattr(module, "PARTITION_KEYS", 32)
     monkeypatch.setattr(module, "MAX_PARTIAL_BYTES", 1 << 15)
     case, act = CASES[name], DTYPES["fp32" if dtype == "fp32" else "bf16"]
-    settings: dict[str, Any] = {"scale": 0.2, "window": window, "soft_cap": soft_cap}
-    if has_slopes:
-        settings |= {name: tensor.to(device) for name, tensor in of_heads(case).items()}
-    q = random(case.num_tokens, case.num_q_heads * case.head_dim).to(device, act)
-    if dtype in CODES:
-        stored, scales, read = coded_cache(case, device, dtype)
-    else:
-        stored, scales = case.cache(device, act), None
-        read = stored
+    settings = settings_of(case, device, window, soft_cap, has_slopes=has_slopes)
+    q, stored, scales, read = operands(case, device, dtype, act)
     step = case.step(device)
 
     def attend(queries: torch.Tensor, at: DeviceStep) -> torch.Tensor:
@@ -164,6 +157,24 @@ def test_attention(
     tolerance = TOLERANCES["fp32" if dtype == "fp32" else "bf16"]
     expected = case.expected_attention(q, *read, **settings)
     np.testing.assert_allclose(y.cpu().double(), expected, **tolerance)
+
+
+def settings_of(
+    case: PagedCase, device: torch.device, window: int, soft_cap: float, *, has_slopes: bool
+) -> dict[str, Any]:
+    slopes = of_heads(case) if has_slopes else {}
+    own = {name: tensor.to(device) for name, tensor in slopes.items()}
+    return {"scale": 0.2, "window": window, "soft_cap": soft_cap, **own}
+
+
+def operands(case: PagedCase, device: torch.device, dtype: str, act: torch.dtype) -> Any:
+    """Queries; the keys and values of a cache of ``dtype`` as they are stored, their scales, and
+    what is read of them."""
+    q = random(case.num_tokens, case.num_q_heads * case.head_dim).to(device, act)
+    if dtype in CODES:
+        return q, *coded_cache(case, device, dtype)
+    stored = case.cache(device, act)
+    return q, stored, None, stored
 
 
 def assert_alike(
@@ -191,14 +202,9 @@ def test_native_attention(
 ) -> None:
     """Of prefills, which rows alone are, too."""
     use_cuda_kernels(device, monkeypatch)
-    case, act = CASES[name], torch.bfloat16
-    settings: dict[str, Any] = {"scale": 0.2, "window": window, "soft_cap": soft_cap}
-    if has_slopes:
-        settings |= {name: tensor.to(device) for name, tensor in of_heads(case).items()}
-    q = random(case.num_tokens, case.num_q_heads * case.head_dim).to(device, act)
-    stored, scales = case.cache(device, act), None
-    if dtype in CODES:
-        stored, scales, _ = coded_cache(case, device, dtype)
+    case = CASES[name]
+    settings = settings_of(case, device, window, soft_cap, has_slopes=has_slopes)
+    q, stored, scales, _ = operands(case, device, dtype, torch.bfloat16)
     native = partial(select.function("attention", "native"), prefills_all=True, **settings)
 
     def attend(queries: torch.Tensor, at: DeviceStep) -> torch.Tensor:
