@@ -53,6 +53,7 @@ OTHER_TESTS = (
     *_test_files(
         "runners/device",
         "cuda_runner",
+        "cuda_runner_ahead",
         "cuda_ranks",
         "torch_runner",
         "torch_invariance",
