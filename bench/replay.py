@@ -41,7 +41,7 @@ from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.settings.engine_config import EngineConfig
 
-_BATCHES, _PROMPTS = (1, 2, 4, 8, 12, 16, 24, 32), (48, 64, 128, 512, 2048)
+_BATCHES, _PROMPTS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32), (48, 64, 128, 512, 2048)
 _NUM_PROMPT, _NUM_NEW = 128, 64
 _NUM_TIMES = 3
 _NUM_BESIDE, _NUM_TURNS = 8, 12

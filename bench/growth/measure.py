@@ -20,7 +20,7 @@ from typing import Any
 
 from bench.adapters import write_adapter
 from bench.checkpoints import Shape, make_checkpoint
-from bench.growth.point import ADAPTER_RANK, MAX_POSITIONS, NUM_NEW, Point, shape_of
+from bench.growth.point import ADAPTER_RANK, MAX_POSITIONS, Point, shape_of
 from lmi_core.bench.offline import StepLog
 from lmi_core.bench.rooflines import kv_bytes
 from lmi_core.engine.engine import Engine
@@ -75,11 +75,11 @@ class Measurement:
         return statistics.median(interval for interval, _ in self.log.decode_steps(point.batch))
 
     async def decode(self, point: Point) -> None:
-        length = max(1, point.context - NUM_NEW // 2)
+        length = max(1, point.context - point.num_new // 2)
         names = list(self.engine.adapters) or [""]
         await asyncio.gather(
             *(
-                self.generate(self.prompt(length, n), NUM_NEW, names[n % len(names)])
+                self.generate(self.prompt(length, n), point.num_new, names[n % len(names)])
                 for n in range(point.batch)
             )
         )

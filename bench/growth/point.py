@@ -9,6 +9,7 @@ from bench.checkpoints import SHAPES, Shape
 from lmi_core.bench.rooflines import ELEMENT_BYTES, head_bytes, kv_bytes
 
 NUM_NEW = 32
+"""And one for each of the batch: they begin one after the other."""
 OWN_TOKENS = 64
 """Of a prompt whose prefix the cache has."""
 ADAPTER_RANK = 16
@@ -48,11 +49,15 @@ class Point:
     @property
     def num_tokens(self) -> int:
         """Most that are in the KV cache at once."""
-        return self.prompt + NUM_NEW if self.prompt else self.batch * (self.context + NUM_NEW)
+        return self.prompt + NUM_NEW if self.prompt else self.batch * self.max_model_len
+
+    @property
+    def num_new(self) -> int:
+        return NUM_NEW + self.batch
 
     @property
     def max_model_len(self) -> int:
-        return max(self.prompt, self.context) + NUM_NEW
+        return max(self.prompt, self.context) + self.num_new
 
 
 def points_of(series: str, num_threads: int) -> list[Point]:

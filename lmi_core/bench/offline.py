@@ -6,6 +6,7 @@ A roof is measured before and after each round, and a share is the ratio to thei
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import statistics
 import time
@@ -34,8 +35,12 @@ class StepLog(NullObserver):
 
     def decode_steps(self, batch: int) -> Iterator[tuple[float, float]]:
         """(interval, native time) of steps that follow one of the same ``batch`` decode rows."""
-        for (before, first), (after, second) in zip(self.steps, self.steps[1:], strict=False):
-            if first.num_tokens == second.num_tokens == batch:
+
+        def is_whole(step: StepRecord) -> bool:
+            return step.num_tokens == step.num_seqs == batch  # prompts fill steps, too
+
+        for (before, first), (after, second) in itertools.pairwise(self.steps):
+            if is_whole(first) and is_whole(second):
                 yield after - before, second.native_seconds
 
 
