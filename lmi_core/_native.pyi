@@ -282,7 +282,8 @@ class Step:
         """Write these ids, and those of the step that it follows, into ``token_ids``; both are
         executed. Workers of the CPU do so by themselves."""
     def count_token(self, logit_row: int) -> None:
-        """``take_tokens`` also has the sampling row of a logit row observe the token before it."""
+        """``take_tokens`` behind ``follow`` also has the sampling row of a logit row observe the token
+        before it."""
     @property
     def counted_rows(self) -> list[int]:
         """The logit rows of these."""

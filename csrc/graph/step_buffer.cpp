@@ -209,7 +209,8 @@ void StepBuffer::take_tokens() {
     const int32_t id = taken.source->view_.sampled_ids[taken.logit_row];
     view_.token_ids[taken.token_row] = id >= 0 && id < view_.sampling->vocab_size ? id : 0;
   }
-  for (int32_t i = 0; previous_ != nullptr && i < view_.num_tokens; ++i) {
+  if (previous_ == nullptr) return;
+  for (int32_t i = 0; i < view_.num_tokens; ++i) {
     const int32_t row = previous_rows_[i];
     if (row >= 0) view_.token_ids[i] = std::max(previous_->view_.sampled_ids[row], 0);
   }

@@ -57,7 +57,7 @@ class StepBuffer {
   void take_token(int32_t token_row, const StepBuffer& source, int32_t logit_row);
   void take_tokens();
   // take_tokens() also has the sampling row of a logit row observe the token before it, which is
-  // known no sooner.
+  // known no sooner, and so nothing before follow().
   void count_token(int32_t logit_row);
   const std::vector<int32_t>& counted_rows() const { return counted_rows_; }
   // The logit rows of the step that it follows, one per token; null if it follows none.

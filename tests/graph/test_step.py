@@ -124,6 +124,8 @@ def test_what_is_taken_is_counted(tables):
     row = step.add_following([0], [1], [-1])
     step.count_token(row)
     assert step.counted_rows == [row]
+    step.take_tokens()
+    assert not len(sampling.gather([1, 2])["seen"][0]), "the token isn't known yet"
     step.follow(source, [-1, 0])
     step.take_tokens()
     rows, ids, _ = sampling.gather([1, 2])["seen"]

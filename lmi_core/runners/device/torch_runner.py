@@ -119,7 +119,7 @@ class TorchRunner:
         self.info = replace(
             info,
             has_adapters=self.adapters is not None,
-            counts_ahead=drafting is None,  # chains' tokens are taken before the forward pass
+            counts_ahead=True,
             num_state_columns=0 if self._pools else model.spec.hidden_size,
         )
         self._jobs: queue.SimpleQueue[_Job | DraftJob | None] = queue.SimpleQueue()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -9,12 +10,15 @@ from typing import Any
 
 import pytest
 
+from lmi_core.engine import loop
 from lmi_core.engine.engine import Engine
-from lmi_core.engine.model_drafts import DraftChain
+from lmi_core.engine.model_drafts import DraftChain, ModelDrafts
 from lmi_core.engine.outputs import TokenEvent
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.engine.stats import EngineTotals
+from lmi_core.ops.device.sampling_inputs import SamplingInputs
 from lmi_core.runners.device.draft_runner import TorchDraftRunner
+from lmi_core.runners.device.torch_runner import TorchRunner
 from lmi_core.settings.speculation_config import SpeculationConfig
 from lmi_core.structured.grammar import Grammar
 from tests.checkpoints import cached_checkpoint
@@ -104,6 +108,37 @@ def test_texts_are_the_same_beside_each_other(device: str) -> None:
 
 def seen(event: TokenEvent) -> tuple[object, ...]:
     return event.token_id, event.text, event.logprob, event.top, event.finish_reason
+
+
+def test_penalties_count_tokens_ahead_of_them_beside_drafts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each token once, also in steps that take a chain's."""
+    monkeypatch.setattr(loop, "MAX_AHEAD_S", 1e3)  # whatever else the machine does
+    monkeypatch.setattr(loop, "LEAD_S", 1e3)
+    monkeypatch.setattr(ModelDrafts, "takes", lambda model, sequence: not sequence.needs_observe)
+    sampling_of, counting = TorchRunner._sampling_of, set()
+
+    def note(runner: TorchRunner, job: Any) -> SamplingInputs:
+        sampling = sampling_of(runner, job)
+        if job.step.counted_rows:
+            counting.add(job.step.num_logit_rows > len(job.step.counted_rows))
+        return sampling
+
+    monkeypatch.setattr(TorchRunner, "_sampling_of", note)
+    penalised = replace(PARAMS, temperature=0.8, repetition_penalty=1.3, frequency_penalty=0.5)
+
+    async def texts(**changes: Any) -> list[list[tuple[object, ...]]]:
+        async with Engine(config_of(model(), "torch-cpu", **changes)) as engine:
+            wanted = [(PROMPT, replace(PARAMS, max_new_tokens=50)), (PROMPT[:9], penalised)]
+            outcomes = await asyncio.gather(*(collect(engine, *each) for each in wanted))
+            await assert_nothing_leaked(engine)
+            return [[seen(event) for event in events] for events in outcomes]
+
+    expected = run(texts(deterministic=True, overlap=False))
+    assert not counting
+    assert run(texts(deterministic=True, speculation=drafted_by(model()))) == expected
+    assert counting == {False, True}, "steps without drafts, and with some"
 
 
 def test_a_chain_that_fails_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
