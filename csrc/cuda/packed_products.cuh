@@ -4,7 +4,7 @@
 // Outputs are the left side of the tensor cores' products: a thread reads eight inputs of four
 // outputs, 16 bytes of a panel, and with inputs and outputs both in an order of the kernel's own
 // they are its part of four left operands, as 16 bytes of a row are its part of two right ones.
-// Codes less their zero point are small integers, exact in either type; scales come in once per
+// Codes less their zero point are small integers, exact in bf16; scales come in once per
 // group, in fp32.
 //
 // Stretches are dealt out to kClasses classes, every kClasses-th to the same; a sum is that of the
@@ -37,13 +37,8 @@ LMI_HOST_DEVICE constexpr int staged_chunk(int line, int chunk) {
   return line * kLineBytes + (chunk ^ (line & 2)) * kChunkBytes;
 }
 
-// A number to whose bits a code may be added, 128 or 1024, twice: its upper bytes stay as they are.
-template <typename T>
-constexpr uint32_t kCodeBase = 0;
-template <>
-constexpr uint32_t kCodeBase<bf16> = 0x43004300;
-template <>
-constexpr uint32_t kCodeBase<f16> = 0x64006400;
+// 128 in bf16, to whose bits a code may be added, twice: its upper bytes stay as they are.
+constexpr uint32_t kCodeBase = 0x43004300;
 
 // Sums of 8 kRowTiles rows.
 template <typename T, int kRowTiles>
@@ -126,7 +121,7 @@ class PackedProducts {
         const uint32_t codes = half_codes(words.at[j], part);
 #pragma unroll
         for (int pair = 0; pair < 2; ++pair) {
-          const uint32_t raised = permute_bytes(codes, kCodeBase<T> >> 8, code_pair_selector(pair));
+          const uint32_t raised = permute_bytes(codes, kCodeBase >> 8, code_pair_selector(pair));
           weights[j][pair] = subtract_pairs<T>(raised, zeros[j]);
         }
       }
@@ -155,7 +150,7 @@ class PackedProducts {
   // Zero points, each twice, over the number that codes are added to.
   __device__ static void load_zeros(const uint8_t* panel, int header, int quad,
                                     uint32_t (&zeros)[kQuad]) {
-    const float base = to_float(T{static_cast<uint16_t>(kCodeBase<T>)});
+    const float base = to_float(T{static_cast<uint16_t>(kCodeBase)});
     float values[kQuad];
     load_header(panel, header, kPanelZerosOffset / kChunkBytes, quad, values);
 #pragma unroll
