@@ -27,7 +27,7 @@ from bench.gpu.random_model import random_packed
 from bench.gpu.step_list_items import adapter_items, rank_items
 from lmi_core.ops.device.expert_rows import ExpertTable
 from lmi_core.ops.device.paged_cache import CacheScales
-from lmi_core.ops.device.quantized_rows import QuantizedRows
+from lmi_core.ops.device.quantized_rows import QuantizedRows, RowFormat, StaticFp8
 from lmi_core.ops.device.torch_weights import DeviceWeight
 from lmi_core.ops.kernels import select
 from lmi_core.runners.device.widest_step import widest_sampling
@@ -53,7 +53,7 @@ def _values_of(rows: Tensor | QuantizedRows) -> Tensor:
 def row_items(device: str) -> list[Item]:
     """Norms, activations and rows in codes."""
 
-    def norm(codes: str | None) -> dict[str, Any]:
+    def norm(codes: RowFormat | None) -> dict[str, Any]:
         def run(op: Callable[..., Any]) -> Tensor:
             x, addend = randoms(device, 5, 1024), randoms(device, 5, 1024) + 1
             weight = torch.ones(1024, device=device)
@@ -62,7 +62,7 @@ def row_items(device: str) -> list[Item]:
 
         return sides("rms_norm", run, "codes" if codes else "bf16")
 
-    def activation(codes: str | None, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
+    def activation(codes: RowFormat | None, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
         def run(op: Callable[..., Any]) -> Tensor:
             x = randoms(device, 5, 2048).to(dtype)
             return _values_of(op(x, "silu", out_dtype=torch.bfloat16, codes=codes))
@@ -86,7 +86,7 @@ def row_items(device: str) -> list[Item]:
     items.append(Item("gated_activation of bf16", partial(activation, None, torch.bfloat16)))
     return items + [
         Item(f"{name}, {codes or 'bf16'}", partial(check, codes))
-        for codes in (None, "int8", "fp8")
+        for codes in (None, "int8", "fp8", StaticFp8(0.01))
         for name, check in (("rms_norm", norm), ("gated_activation", activation))
     ]
 

@@ -71,6 +71,7 @@ typedef struct {
   int32_t stride;
   int32_t outlier_stride;
   int32_t code_type;
+  float fixed_scale;
 } LmiRmsNorm;
 #define LMI_MAX_NORM_COLUMNS 16384
 LMI_CUDA_API int32_t lmi_cuda_rms_norm(const LmiRmsNorm* args, void* stream);
@@ -113,6 +114,7 @@ typedef struct {
   int32_t stride;
   int32_t outlier_stride;
   int32_t code_type;
+  float fixed_scale;
   int32_t x_dtype;
 } LmiGatedActivation;
 #define LMI_MAX_CODED_COLUMNS 32768

@@ -108,11 +108,11 @@ typedef struct {
 LMI_CUDA_API int32_t lmi_cuda_linear_packed(const LmiLinearPacked* args, void* stream);
 
 /* Rows quantised each on its own: code = x / scale in code_type, LMI_I8 or LMI_E4M3, rounded to
- * nearest, ties to even, where scale = largest magnitude / 127 or 448: 0 for a row of (next to)
- * zeros, NaN for one that isn't finite, and codes 0 in both. With outliers, of LMI_I8 only, the
- * scale is the one that RowRounding of csrc/cpu/kernels.h says, and x = scale * (code + 256 high),
- * where a row's list has what isn't 0 of high: their number, then column << 8 | high as a byte of
- * each, in any order. */
+ * nearest, ties to even, where scale = largest magnitude / 127 or 448, or, of LMI_E4M3,
+ * fixed_scale, beyond which codes are the largest: 0 for a row of (next to) zeros, NaN for one that
+ * isn't finite, and codes 0 in both. With outliers, of LMI_I8 only, the scale is the one that
+ * RowRounding of csrc/cpu/kernels.h says, and x = scale * (code + 256 high), where a row's list has
+ * what isn't 0 of high: their number, then column << 8 | high as a byte of each, in any order. */
 typedef struct {
   const void* x;     /* [num_rows, num_columns] in dtype */
   uint8_t* codes;    /* [num_rows, stride], zeros past the columns; on 16 bytes */
@@ -124,6 +124,7 @@ typedef struct {
   int32_t outlier_stride; /* 1 + num_columns / 32 */
   int32_t dtype;
   int32_t code_type;
+  float fixed_scale; /* 0: each row has its own */
 } LmiQuantizeRows;
 #define LMI_CODE_STRIDE 128
 LMI_CUDA_API int32_t lmi_cuda_quantize_rows(const LmiQuantizeRows* args, void* stream);

@@ -130,6 +130,9 @@ class RowCodes {
     if constexpr (kHasOutliers) {
       if (largest > 0.0f) scale = most_but_outliers(largest, args.num_columns, visit) / 127.0f;
     }
+    if constexpr (std::is_same_v<Code, e4m3>) {
+      if (largest > 0.0f && args.fixed_scale > 0.0f) scale = args.fixed_scale;
+    }
     if (threadIdx.x == 0) args.scales[blockIdx.x] = scale;
     if (scale > 0.0f) inverse_ = 1.0f / scale;
     visit([this](int column, const auto& numbers) { store(column, numbers); });

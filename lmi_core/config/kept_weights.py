@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from lmi_core.config.model_config import ModelConfig
 from lmi_core.weights.quantized.methods import GGUF, MXFP4, stored_as
@@ -14,11 +14,16 @@ if TYPE_CHECKING:
     from lmi_core.settings.engine_config import EngineConfig
     from lmi_core.weights.formats import RowRounding
 
+    _Rounding = RowRounding | Literal["static"]
+    """static: to fp8, by a scale that the checkpoint has."""
+
 _PICKLED = {"lmi": "tensors are read where they lie, without torch; nothing else in it is used"}
 _LEFT = "left to the library, which reads its tensors with torch"
 _FLOATS = {"F32", "F16", "BF16"}
 """Types of GGUF's tensors without blocks."""
 _UNROUNDED = "rows as they are"
+_STATIC = "rows rounded to fp8 by the checkpoint's scales"
+_UNUSED = "; scales of activations aren't used"
 _ROWS = {
     "auto": "rows of 8 bits, a row's largest numbers of 16",
     "int8": "rows of 8 bits",
@@ -47,8 +52,7 @@ def weight_lines(model: ModelConfig, found: FoundModel | None) -> Iterator[str]:
     if made is not None and not (made == "fp8" and is_in_fp8):
         yield f"{stored_as(settings)}: quantised anew to {made} while it is loaded"
         return
-    scales = "; scales of activations aren't used" if is_in_fp8 else ""
-    yield f"{stored_as(settings)}: {_kept(found)}{scales}"
+    yield f"{stored_as(settings)}: {_kept(found)}"
 
 
 def _gguf_weights(model: ModelConfig, config: EngineConfig) -> str:
@@ -65,20 +69,24 @@ def _gguf_weights(model: ModelConfig, config: EngineConfig) -> str:
 
 def _kept(found: FoundModel) -> str:
     """Of all that the checkpoint has in codes, by what becomes of it."""
-    counts = Counter(
-        f"{_held(format, found)}, multiplied with {_rows(format, rounding, found.asked)}"
-        for format, rounding in _formats(found)
-    )
+    counts: Counter[str] = Counter()
+    leaves_scales = False
+    for format, rounding in _formats(found):
+        rows = _rows(format, rounding, found.asked)
+        counts[f"{_held(format, found)}, multiplied with {rows}"] += 1
+        leaves_scales |= rounding == "static" and rows != _STATIC
+    unused = _UNUSED if leaves_scales else ""
     if len(counts) == 1:
-        return next(iter(counts))
-    return "; ".join(f"{count} matrices {words}" for words, count in counts.most_common())
+        return next(iter(counts)) + unused
+    parts = (f"{count} matrices {words}" for words, count in counts.most_common())
+    return "; ".join(parts) + unused
 
 
-def _formats(found: FoundModel) -> Iterator[tuple[str | None, RowRounding | None]]:
+def _formats(found: FoundModel) -> Iterator[tuple[str | None, _Rounding | None]]:
     """That matrices are kept in, None: floats; with what their schemes say of rows, None: nothing.
     Experts in common tensors count as one matrix."""
     from lmi_core.models.weights import is_transposed
-    from lmi_core.weights.fp8_checkpoint import FP8_DTYPES
+    from lmi_core.weights.fp8_checkpoint import FP8_DTYPES, row_scale_of
     from lmi_core.weights.fp8_matrix import FP8_BLOCK
 
     on_cpu = found.asked.device == "cpu"
@@ -89,11 +97,11 @@ def _formats(found: FoundModel) -> Iterator[tuple[str | None, RowRounding | None
         yield (MXFP4 if on_cpu else None), None
     for name, shape in found.shapes.items():
         tensor = None if name in kept else found.tensors.get(name)
-        code = None if tensor is None else FP8_DTYPES.get(tensor.dtype)
-        if code is not None:
+        if tensor is not None and (code := FP8_DTYPES.get(tensor.dtype)):
             is_kept = shape[-1] % FP8_BLOCK == 0 if on_cpu else code == "e4m3"
             is_kept = is_kept and not is_transposed(found.spec, name)
-            yield ("fp8" if is_kept else None), None
+            has_scale = row_scale_of(tensor, found.tensors) is not None
+            yield ("fp8" if is_kept else None), "static" if has_scale else None
 
 
 def _held(format: str | None, found: FoundModel) -> str:
@@ -102,11 +110,11 @@ def _held(format: str | None, found: FoundModel) -> str:
     return f"kept as {format if format in _LOWER_CASE else format.upper()}"
 
 
-def _rows(format: str | None, rounding: RowRounding | None, config: EngineConfig) -> str:
+def _rows(format: str | None, rounding: _Rounding | None, config: EngineConfig) -> str:
     """What a matrix in ``format`` is multiplied with."""
     on_cpu = config.device == "cpu"
     if not on_cpu and format == "fp8":
-        return "rows rounded to fp8"
+        return _STATIC if rounding == "static" else "rows rounded to fp8"
     if format in (None, "fp8") or (not on_cpu and format == "int4"):
         return _UNROUNDED
     if config.activations == "auto":

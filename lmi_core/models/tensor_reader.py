@@ -26,7 +26,12 @@ from lmi_core.weights.float_tensors import (
     to_float32,
 )
 from lmi_core.weights.formats import FloatArray, PackFormat
-from lmi_core.weights.fp8_checkpoint import FP8_DTYPES, scale_of
+from lmi_core.weights.fp8_checkpoint import (
+    FP8_DTYPES,
+    LEAST_ROW_SCALE,
+    row_scale_of,
+    scale_of,
+)
 from lmi_core.weights.fp8_matrix import Fp8Matrix, expand_scales
 from lmi_core.weights.gguf.types import BLOCK_TYPES
 from lmi_core.weights.made_codes import smoothed
@@ -258,18 +263,28 @@ class TensorReader:
             return self._view(name)
         scale = scale_of(tensor, self._tensors)
         assert scale is not None
-        scales = self.vector(scale.name)
-        if not np.isfinite(scales).all():
-            raise ModelError(
-                f"{scale.path}: {scale.name} holds a scale that isn't finite; it is damaged",
-                field="model",
-            )
+        scales, row_scale = self.vector(scale.name), self._row_scale(tensor)
         codes = self._view(name).view(np.uint8).reshape(-1, tensor.shape[-1])
         format = FP8_DTYPES[tensor.dtype]
         if is_transposed(self._spec, name):
             scales = expand_scales(scales.T, tensor.shape[::-1])
             return Fp8Matrix(codes.T, scales, format).to_float32().T
-        return Fp8Matrix(codes, expand_scales(scales, tensor.shape), format)
+        return Fp8Matrix(codes, expand_scales(scales, tensor.shape), format, row_scale)
+
+    def _row_scale(self, matrix: TensorInfo) -> float:
+        """Of the activations of an fp8 matrix, of several the largest; 0: the checkpoint has
+        none."""
+        scale = row_scale_of(matrix, self._tensors)
+        if scale is None:
+            return 0.0
+        largest = float(self.vector(scale.name).max())
+        if largest < LEAST_ROW_SCALE:
+            raise ModelError(
+                f"{scale.path}: {scale.name} is {largest:g}, but a scale of activations must be "
+                f"{LEAST_ROW_SCALE:g} or more; it is damaged",
+                field="model",
+            )
+        return largest
 
     def _stored_as(self, weight: str) -> Sequence[str]:
         return [*self._quantized.tensors_of(weight)] if weight in self._quantized else [weight]
@@ -325,6 +340,7 @@ def _needed_tensors(found: FoundModel) -> dict[str, TensorInfo]:
             needed |= quantized.tensors_of(name)
             continue
         needed[name] = tensors[name]
-        if tensors[name].dtype in FP8_DTYPES and (scale := scale_of(tensors[name], tensors)):
-            needed[scale.name] = scale
+        if tensors[name].dtype in FP8_DTYPES:
+            scales = (scale_of(tensors[name], tensors), row_scale_of(tensors[name], tensors))
+            needed |= {scale.name: scale for scale in filter(None, scales)}
     return needed

@@ -7,7 +7,7 @@ torch calls, ``ops.device.step_lowering`` to a list that C++ launches.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn, Protocol
 
@@ -27,7 +27,7 @@ class LinearWeight(Protocol):
     @property
     def num_bytes(self) -> int: ...
     @property
-    def row_format(self) -> str | None:
+    def row_format(self) -> Hashable | None:
         """How rows are quantised that are multiplied with it; None: they are not."""
         ...
 
@@ -51,7 +51,7 @@ class JoinedWeight:
         return sum(part.num_bytes for part in self.parts)
 
     @property
-    def row_format(self) -> str | None:
+    def row_format(self) -> Hashable | None:
         """None also where parts take their rows in different ways."""
         formats = {part.row_format for part in self.parts}
         return formats.pop() if len(formats) == 1 else None
@@ -86,7 +86,7 @@ class ExpertMatrices:
     """Matrices of one shape, for devices that multiply expert by expert."""
 
     experts: tuple[LinearWeight, ...]
-    row_format: str | None = None
+    row_format: Hashable | None = None
 
     @property
     def num_outputs(self) -> int:

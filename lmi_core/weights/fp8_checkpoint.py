@@ -1,12 +1,13 @@
 """What a checkpoint with fp8 matrices has beside them, and which of them can be read.
 
-Format: TGI's sources, fp8 and compressed-tensors. Which matrices are in fp8 is seen by their
-data type. On torch devices activations get a scale per row whatever the checkpoint says of them; on
-the CPU they stay as they are.
+Format: TGI's sources, fp8 and compressed-tensors; Transformers 5 for names. Which matrices are in
+fp8 is seen by their data type. On torch devices activations get the checkpoint's scale, if it has
+one, or a scale per row; on the CPU they stay as they are.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Literal
 
@@ -18,11 +19,14 @@ FP8_DTYPES: dict[str, Literal["e4m3", "e5m2"]] = {"F8_E4M3": "e4m3", "F8_E5M2": 
 """What they are called in files."""
 _SCALE_DTYPES = ("F32", "F16", "BF16")
 _SCALES = ("_scale", "_scale_inv")
+_ROW_SCALES = ("input_scale", "activation_scale")
 FP8_ENDINGS = (
-    *(".weight_scale", ".weight_scale_inv", ".input_scale"),
+    *(".weight_scale", ".weight_scale_inv", ".input_scale", ".activation_scale"),
     *("_proj_scale", "_proj_scale_inv", "_activation_scale", "_proj_input_scale"),
 )
 """Endings of tensors that go with fp8 matrices, or say what we find out ourselves."""
+LEAST_ROW_SCALE = 2.0**-100
+"""Of activations: the inverse of what is far less overflows."""
 
 
 def check_blocks(settings: HfConfig) -> None:
@@ -41,16 +45,31 @@ def scale_of(weight: TensorInfo, tensors: Mapping[str, TensorInfo]) -> TensorInf
     return next((tensors[name] for name in names if name in tensors), None)
 
 
+def row_scale_of(weight: TensorInfo, tensors: Mapping[str, TensorInfo]) -> TensorInfo | None:
+    """The tensor with the scale of the activations that an fp8 matrix is multiplied with, or with
+    those of several matrices in one tensor."""
+    is_linear = weight.name.endswith(".weight")
+    prefix = weight.name.removesuffix("weight") if is_linear else f"{weight.name}_"
+    names = (prefix + ending for ending in _ROW_SCALES)
+    return next((tensors[name] for name in names if name in tensors), None)
+
+
 def scale_problem(
     weight: TensorInfo, tensors: Mapping[str, TensorInfo], *, transposed: bool = False
 ) -> str | None:
     """What is wrong with the scales of an fp8 matrix, which may be stored [inputs, outputs]; None:
     nothing."""
-    scale = scale_of(weight, tensors)
+    scale, row_scale = scale_of(weight, tensors), row_scale_of(weight, tensors)
     if scale is None:
         return f"missing: {weight.name}_scale, the scales of an fp8 matrix"
-    if scale.dtype not in _SCALE_DTYPES:
-        return f"wrong dtype: {scale.name} is {scale.dtype}, must be F32, F16 or BF16"
+    for tensor in filter(None, (scale, row_scale)):
+        if tensor.dtype not in _SCALE_DTYPES:
+            return f"wrong dtype: {tensor.name} is {tensor.dtype}, must be F32, F16 or BF16"
+    if row_scale is not None and math.prod(row_scale.shape) not in (1, *weight.shape[:-2]):
+        return (
+            f"wrong shape: {row_scale.name} is {list(row_scale.shape)}, must be one number for a "
+            "matrix"
+        )
     order = -1 if transposed else 1
     if not are_scales(scale.shape[::order], weight.shape[::order]):
         return (

@@ -6,6 +6,7 @@ of mantissa; 0x7f and 0xff are NaN, and nothing is infinite. e5m2: the upper byt
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -33,6 +34,8 @@ class Fp8Matrix:
     scales: FloatArray
     """[outputs, 1], or [outputs, blocks of 128 inputs]"""
     format: Literal["e4m3", "e5m2"] = "e4m3"
+    row_scale: float = 0.0
+    """Of the rows that it is multiplied with where these become fp8, too; 0: each has its own."""
 
     def __len__(self) -> int:
         return len(self.codes)
@@ -77,6 +80,13 @@ def expand_scales(scales: FloatArray, shape: tuple[int, ...]) -> FloatArray:
     if scales.shape in ((num_outputs,), (num_outputs, 1)):
         return scales.reshape(num_outputs, 1)
     return np.repeat(scales, FP8_BLOCK, axis=0)[:num_outputs]
+
+
+def common_row_scale(parts: Sequence[object]) -> float:
+    """Of matrices whose products read the same rows: the one that clips the fewest; 0: each row has
+    its own, as not all of them have one."""
+    scales = [part.row_scale if isinstance(part, Fp8Matrix) else 0.0 for part in parts]
+    return max(scales) if all(scales) else 0.0
 
 
 def are_scales(scales: tuple[int, ...], shape: tuple[int, ...]) -> bool:

@@ -24,6 +24,9 @@ from tests.ops.torch_store import TorchWeights
 
 torch = pytest.importorskip("torch")
 save_torch_file = pytest.importorskip("safetensors.torch").save_file
+from lmi_core.ops.device.quantized_rows import StaticFp8  # noqa: E402
+from lmi_core.ops.device.torch_weights import DeviceWeights  # noqa: E402
+from lmi_core.ops.graph import ExpertMatrices  # noqa: E402
 
 Tensors = dict[str, npt.NDArray[np.generic]]
 INPUTS = [list(range(4, 60)), [7, 300, 200]]
@@ -91,12 +94,17 @@ def test_merged_tensors_may_be_in_fp8(form: str, tmp_path: Path) -> None:
         if floats[name].ndim == 3:
             coded[name], scales, floats[name] = in_fp8(floats[name], form)
             coded[f"{name}_scale_inv"] = scales
-    coded["model.layers.0.mlp.experts.down_proj_activation_scale"] = torch.ones(8)
+    coded["model.layers.0.mlp.experts.down_proj_activation_scale"] = torch.arange(1.0, 9.0)
     plain = write(tmp_path / "floats", source, floats)
     path = write(tmp_path / "fp8", source, {}, quantization_config={"quant_method": "fp8"})
     save_torch_file(coded, path / "model.safetensors")
     model, exact = load_model(path, "fp32"), load_model(plain, "fp32")
     assert model.quantize == "fp8"
+    device = DeviceWeights(torch.device("cpu"))
+    experts = load_model(path, "fp32", backend=device).weights.layers[0].experts
+    assert experts is not None
+    assert isinstance(experts.down.weight, ExpertMatrices)
+    assert {weight.row_format for weight in experts.down.weight.experts} == {StaticFp8(8.0)}
     for ours, theirs in zip(model.weights.layers, exact.weights.layers, strict=True):
         if ours.experts is not None and theirs.experts is not None:
             for part in ("gate_up", "down"):

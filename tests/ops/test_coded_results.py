@@ -15,7 +15,13 @@ torch = pytest.importorskip("torch", exc_type=ImportError)
 
 import lmi_core.ops as graph_ops  # noqa: E402
 from lmi_core.ops.device.eager import EagerGraph  # noqa: E402
-from lmi_core.ops.device.quantized_rows import CODE_TYPES, QuantizedRows, stride_of  # noqa: E402
+from lmi_core.ops.device.quantized_rows import (  # noqa: E402
+    CODE_TYPES,
+    QuantizedRows,
+    RowFormat,
+    StaticFp8,
+    stride_of,
+)
 from lmi_core.ops.device.torch_weights import DeviceWeight  # noqa: E402
 from lmi_core.ops.kernels import select  # noqa: E402
 from tests.ops.cuda_kernels import use_cuda_kernels  # noqa: E402
@@ -34,11 +40,11 @@ __all__ = ["device", "ops"]  # fixtures
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-formats = pytest.mark.parametrize("codes", ["int8", "outliers", "fp8"])
+formats = pytest.mark.parametrize("codes", ["int8", "outliers", "fp8", StaticFp8(0.01)], ids=str)
 dtypes = pytest.mark.parametrize("dtype", DTYPES)
 
 
-def quantize_rows(ops: ModuleType, x: torch.Tensor, codes: str) -> QuantizedRows:
+def quantize_rows(ops: ModuleType, x: torch.Tensor, codes: RowFormat) -> QuantizedRows:
     module = importlib.import_module(f"{ops.__name__}.linear_quantized")
     rows: QuantizedRows = module.quantize_rows(x, codes)
     return rows
@@ -96,7 +102,7 @@ def test_rms_norm(
     ops: ModuleType,
     device: torch.device,
     dtype: str,
-    codes: str,
+    codes: RowFormat,
     rows: int,
     columns: int,
     is_added: bool,
@@ -121,7 +127,7 @@ def test_gated_activation(
     ops: ModuleType,
     device: torch.device,
     dtype: str,
-    codes: str,
+    codes: RowFormat,
     activation: str,
     rows: int,
     columns: int,
@@ -144,7 +150,7 @@ def test_rows_too_wide_for_the_kernel(ops: ModuleType, device: torch.device) -> 
 @formats
 @pytest.mark.parametrize(("rows", "columns"), [(1, 32764), (130, 404)])
 def test_activations_of_many_columns_or_rows(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch, codes: str, rows: int, columns: int
+    device: torch.device, monkeypatch: pytest.MonkeyPatch, codes: RowFormat, rows: int, columns: int
 ) -> None:
     """Next to the most that the CUDA kernel has, and so many that a block has fewer threads."""
     use_cuda_kernels(device, monkeypatch)

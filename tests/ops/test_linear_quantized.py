@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch", exc_type=ImportError)
 from lmi_core import _native  # noqa: E402
 from lmi_core.ops.device.fp8_panels import pack_fp8, quantize_fp8  # noqa: E402
 from lmi_core.ops.device.packed_weight import PackedWeight  # noqa: E402
+from lmi_core.ops.device.quantized_rows import StaticFp8  # noqa: E402
 from lmi_core.ops.kernels.torch_ops.linear_quantized import (  # noqa: E402
     quantize_rows as torch_quantize_rows,
 )
@@ -208,22 +209,39 @@ def fp8_weight(
 
 
 @pytest.mark.parametrize("columns", [1, 37, 644])
-def test_rows_in_fp8(ops: ModuleType, device: torch.device, columns: int) -> None:
+@pytest.mark.parametrize("fixed", [0.0, 0.03])
+def test_rows_in_fp8(ops: ModuleType, device: torch.device, columns: int, fixed: float) -> None:
+    """By a scale of each, or one for all, which clips the larger ones."""
     magnitudes = 10.0 ** torch.arange(-4.0, 5.0).unsqueeze(1)
     x = (random(9, columns) * magnitudes).to(torch.bfloat16)
     x[2] = 0
     x[7, 0] = torch.nan
-    rows = ops.quantize_rows(x.to(device), "fp8")
+    rows = ops.quantize_rows(x.to(device), StaticFp8(fixed) if fixed else "fp8")
     codes, scales = rows.codes.cpu().view(torch.uint8), rows.scales.cpu()
     assert not codes[:, columns:].any()
     usable = [0, 1, 3, 4, 5, 6, 8]
     most = x.float().abs().amax(1)
-    np.testing.assert_array_equal(scales[usable], (most / 448)[usable])
+    wanted = torch.full_like(most, fixed) if fixed else most / 448
+    np.testing.assert_array_equal(scales[usable], wanted[usable])
     assert scales[2] == 0
     assert scales[7].isnan()
     assert not codes[[2, 7]].any()
-    expected = (x.float() * (1 / (most / 448)).unsqueeze(1))[usable].to(torch.float8_e4m3fn)
+    assert not fixed or columns == 1 or most[8] > 448 * fixed
+    inside = (x.float() * (1 / wanted).unsqueeze(1)).clamp(-448, 448)
+    expected = inside[usable].to(torch.float8_e4m3fn)
     assert torch.equal(codes[usable, :columns], expected.view(torch.uint8))
+
+
+def test_a_weight_may_say_the_scale_of_its_rows(ops: ModuleType, device: torch.device) -> None:
+    weight, exact = fp8_weight(48, 256, False, False)
+    x = random(5, 256).to(torch.bfloat16)
+    fixed = replace(weight, row_scale=0.005)
+    codes = (x.float() / 0.005).clamp(-448, 448).to(torch.float8_e4m3fn)
+    expected = codes.double() * 0.005 @ exact.T
+    assert (x.float().abs() > 448 * 0.005).any(), "some are clipped"
+    y = ops.linear_quantized(x.to(device), on(device, fixed), None).cpu().double()
+    part = fp8_tolerance(device, ops)
+    np.testing.assert_allclose(y, expected, rtol=part, atol=part * expected.abs().max().item())
 
 
 @pytest.mark.parametrize("is_grouped", [False, True])

@@ -48,6 +48,7 @@ POINTERS_OF = {
 }
 CODE_POINTERS = {"int8": "*i8", "e4m3": "*u8", "e4nv": "*u8", "e5m2": "*u8"}
 FLOATS = {"eps", "norm_eps", "scale", "soft_cap", "cap", "key_scale", "value_scale", "threshold"}
+FLOATS |= {"fixed_scale"}
 SINKS = {"HAS_SINKS": False}
 OF_HEADS = {"HAS_SLOPES": True, "HAS_SINKS": True}
 PLAIN = {**TILE, "HAS_WINDOW": False, "HAS_SOFT_CAP": False}

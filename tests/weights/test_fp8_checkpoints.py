@@ -23,6 +23,7 @@ from lmi_core.models.loader import LoadedModel, load_model  # noqa: E402
 from lmi_core.models.weights import Linear  # noqa: E402
 from lmi_core.ops.device.packed_weight import PackedWeight  # noqa: E402
 from lmi_core.ops.device.torch_weights import DeviceWeights  # noqa: E402
+from lmi_core.ops.graph import ExpertMatrices  # noqa: E402
 from lmi_core.settings.engine_config import EngineConfig  # noqa: E402
 from lmi_core.weights.fp8_matrix import Fp8Matrix, expand_scales  # noqa: E402
 from lmi_core.weights.quantized.methods import METHODS  # noqa: E402
@@ -164,6 +165,42 @@ def test_torch_devices_keep_them(made: Made, caplog: pytest.LogCaptureFixture) -
     assert not isinstance(model.weights.head.weight, PackedWeight)
 
 
+def test_torch_devices_keep_the_scales_of_activations(tmp_path: Path) -> None:
+    """Of matrices that are multiplied as one the largest, which clips the fewest; experts, which
+    read the same rows, have one."""
+    device = DeviceWeights(torch.device("cpu"))
+    path, _ = make_fp8_checkpoint(tmp_path / "model", "tensor")
+    layer = load_model(path, backend=device).weights.layers[1]
+    linears = (layer.qkv, layer.attention_output, layer.gate_up, layer.down)
+    assert [row_scale(linear) for linear in linears] == [0.05, 0.04, 0.04, 0.04]
+    path, _ = make_fp8_checkpoint(tmp_path / "experts", "tensor", "qwen3_moe")
+    file = path / "model.safetensors"
+    tensors = safetensors_torch.load_file(file)
+    tensors["model.layers.0.mlp.experts.3.up_proj.input_scale"] = torch.tensor([0.07]).bfloat16()
+    safetensors_torch.save_file(tensors, file)
+    experts = load_model(path, backend=device).weights.layers[0].experts
+    assert experts is not None
+    assert isinstance(experts.gate_up.weight, ExpertMatrices)
+    scales = {row_scale(Linear(each)) for each in experts.gate_up.weight.experts}
+    assert [*scales] == [pytest.approx(0.07, rel=0.01)]
+
+
+def row_scale(linear: Linear) -> float:
+    assert isinstance(linear.weight, PackedWeight)
+    return round(linear.weight.row_scale, 7)
+
+
+@pytest.mark.parametrize("scale", [None, torch.tensor(0.03)])
+def test_rows_have_scales_of_their_own_where_one_part_says_nothing(
+    edited: Callable[..., Path], scale: torch.Tensor | None
+) -> None:
+    """Under Transformers' name, too."""
+    path = edited("tensor", input_scale=None, activation_scale=scale)
+    layer = load_model(path, backend=DeviceWeights(torch.device("cpu"))).weights.layers[0]
+    assert row_scale(layer.qkv) == (0.0 if scale is None else 0.05)
+    assert row_scale(layer.down) == 0.04
+
+
 @pytest.mark.parametrize("quantize", ["int8", "int4"])
 def test_they_are_quantised_anew_where_asked(made: Made, quantize: Any) -> None:
     path, exact = made
@@ -216,6 +253,10 @@ def test_a_layer_that_is_not_all_fp8_is_widened(edited: Callable[..., Path]) -> 
             {"weight_scale": torch.full((192, 1), torch.inf)},
             r"weight_scale holds inf at \[0, 0\]",
         ),
+        ("tensor", {"input_scale": torch.ones(192)}, r"input_scale is \[192\], must be one number"),
+        ("tensor", {"input_scale": torch.ones(1).int()}, "q_proj.input_scale is I32, must be F32"),
+        ("tensor", {"input_scale": torch.tensor(-0.1)}, r"q_proj.input_scale is -0.1, but a scale"),
+        ("tensor", {"input_scale": torch.tensor(torch.inf)}, r"q_proj.input_scale holds inf at"),
         ("row", {"zero_point": torch.ones(192)}, "unexpected: model.layers.0.self_attn.q_proj.z"),
     ],
 )

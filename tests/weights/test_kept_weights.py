@@ -112,8 +112,12 @@ LINES = {
     ("int8", "torch-cpu"): f"compressed-tensors, 8 bits: kept as int8, {OUTLIERS}",
     ("bitsandbytes-int8", "torch-cpu"): f"bitsandbytes int8: kept as int8, {OUTLIERS}",
     ("gpt-oss", "torch-cpu"): f"MXFP4: widened to fp32, {AS_THEY_ARE}",
-    ("fp8-row", "torch-cpu"): f"fp8: kept as fp8, multiplied with rows rounded to fp8{FP8_SCALES}",
-    ("fp8-128", "cpu"): f"fp8: kept as fp8, {AS_THEY_ARE}{FP8_SCALES}",
+    ("fp8-row", "torch-cpu"): "fp8: kept as fp8, multiplied with rows rounded to fp8",
+    ("fp8-tensor", "torch-cpu"): (
+        "fp8: kept as fp8, multiplied with rows rounded to fp8 by the checkpoint's scales"
+    ),
+    ("fp8-tensor", "cpu"): f"fp8: widened to bf16, {AS_THEY_ARE}{FP8_SCALES}",
+    ("fp8-128", "cpu"): f"fp8: kept as fp8, {AS_THEY_ARE}",
 }
 
 

@@ -374,7 +374,7 @@ class EagerGraph(KeptNodes):
             )
         kernels, packed = self.kernels, cast(PackedWeight, weight)
         if packed.row_format:
-            if packed.row_format == "fp8":
+            if packed.format == "fp8":
                 kernels.refuse_in_native("linear_quantized", "of fp8 matrices")
             return lambda x, bias: cast(Tensor, kernels.linear_quantized(x, packed, bias))
         kernels.refuse_in_native("linear_packed", "of int4 matrices")

@@ -23,7 +23,7 @@ def quantize_fp8(matrix: Tensor) -> Fp8Rows:
     return scaled.to(torch.float8_e4m3fn), scales
 
 
-def pack_fp8(parts: Sequence[Fp8Rows], *, is_gated: bool) -> PackedWeight:
+def pack_fp8(parts: Sequence[Fp8Rows], *, is_gated: bool, row_scale: float = 0.0) -> PackedWeight:
     """The matrix of all parts' outputs; of gate and up if ``is_gated``."""
     num_groups = max(scales.shape[1] for _, scales in parts)
     num_outputs = sum(len(codes) for codes, _ in parts)
@@ -42,6 +42,7 @@ def pack_fp8(parts: Sequence[Fp8Rows], *, is_gated: bool) -> PackedWeight:
         num_inputs=num_inputs,
         group_size=FP8_BLOCK if num_groups > 1 else 0,
         is_gated=is_gated,
+        row_scale=row_scale,
     )
 
 

@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lmi_core.ops.device.quantized_rows import RowFormat, stride_of
+from lmi_core.ops.device.quantized_rows import RowFormat, StaticFp8, stride_of
 from lmi_core.weights.formats import RowRounding
 
 PANEL_OUTPUTS = 16
@@ -45,6 +45,8 @@ class PackedWeight:
     is_gated: bool
     rounding: RowRounding = "outliers"
     """Of the rows that int8 weights are multiplied with."""
+    row_scale: float = 0.0
+    """Of all rows that fp8 ones are multiplied with; 0: each has its own."""
 
     @property
     def num_bytes(self) -> int:
@@ -61,6 +63,8 @@ class PackedWeight:
         if self.format == "int8":
             assert self.rounding in ("int8", "outliers"), "others have no kernel"
             return "int8" if self.rounding == "int8" else "outliers"
+        if self.row_scale:
+            return StaticFp8(self.row_scale)
         return None if self.format == "int4" else self.format
 
     @property

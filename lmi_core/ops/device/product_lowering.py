@@ -10,7 +10,14 @@ from torch import Tensor
 
 from lmi_core.ops.device import packed_weight
 from lmi_core.ops.device.packed_weight import PackedWeight
-from lmi_core.ops.device.quantized_rows import CODE_TYPES, RowFormat, max_outliers, stride_of
+from lmi_core.ops.device.quantized_rows import (
+    CODE_TYPES,
+    RowFormat,
+    fixed_scale,
+    kind_of,
+    max_outliers,
+    stride_of,
+)
 from lmi_core.ops.device.recorded_steps import Node, UnpackedWeight, Value
 from lmi_core.ops.device.torch_weights import DTYPES as TORCH_DTYPES
 from lmi_core.ops.device.torch_weights import DeviceWeight
@@ -144,7 +151,7 @@ class ProductLowering:
             is_gated=weight.is_gated,
             max_panel_rows=most_rows,
             **(experts or self._room_to_unpack(weight, x.rows, most_rows)),
-            **{name: value for name, value in coded.items() if name != "scales"},
+            **{n: value for n, value in coded.items() if n not in ("scales", "fixed_scale")},
         )
 
     def _room_to_unpack(
@@ -177,12 +184,13 @@ class ProductLowering:
         def room(dtype: torch.dtype, columns: int) -> Value:
             return Value(dtype, columns, x.rows, number, number)
 
-        code_type, stride = CODE_TYPES[row_format], stride_of(x.columns)
+        code_type, stride = CODE_TYPES[kind_of(row_format)], stride_of(x.columns)
         coded: dict[str, object] = {
             "codes": room(code_type, stride),
             "scales": room(torch.float32, 1),
             "stride": stride,
             "code_type": code_type,
+            "fixed_scale": fixed_scale(row_format),
         }
         if row_format == "outliers":
             width = 1 + max_outliers(x.columns)

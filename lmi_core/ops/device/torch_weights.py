@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +20,7 @@ from lmi_core.ops.device.staged_copies import StagedCopies
 from lmi_core.ops.graph import ExpertMatrices
 from lmi_core.weights.float_tensors import NotFiniteError
 from lmi_core.weights.formats import PackFormat, RowRounding
-from lmi_core.weights.fp8_matrix import Fp8Matrix
+from lmi_core.weights.fp8_matrix import Fp8Matrix, common_row_scale
 from lmi_core.weights.matrix import (
     Activations,
     Matrix,
@@ -86,7 +87,8 @@ class DeviceWeights:
         gated: bool,
     ) -> DeviceWeight | PackedWeight:
         if format == "fp8":
-            return pack_fp8([self._in_fp8(part) for part in parts], is_gated=gated)
+            in_fp8 = [self._in_fp8(part) for part in parts]
+            return pack_fp8(in_fp8, is_gated=gated, row_scale=common_row_scale(parts))
         if format == "int8" or format == "int4":
             return self._pack_quantized(parts, names, format, gated)
         shape = (sum(len(part) for part in parts), parts[0].shape[1])
@@ -108,7 +110,10 @@ class DeviceWeights:
         format: PackFormat,
         gated: bool,
     ) -> ExpertMatrices:
-        packed = (self.pack(parts, names=names, format=format, gated=gated) for parts in experts)
+        packed = [self.pack(parts, names=names, format=format, gated=gated) for parts in experts]
+        if format == "fp8":  # rows become codes once, for all
+            scale = common_row_scale([part for parts in experts for part in parts])
+            packed = [replace(cast(PackedWeight, weight), row_scale=scale) for weight in packed]
         return ExpertMatrices(tuple(packed))
 
     def _pack_quantized(

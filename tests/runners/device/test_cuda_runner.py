@@ -23,7 +23,7 @@ from tests.engine.harness import assert_nothing_leaked, collect, run, until
 
 torch = pytest.importorskip("torch", exc_type=ImportError)
 
-from lmi_core.ops.device import step_lowering  # noqa: E402
+from lmi_core.ops.device import step_lowering, torch_weights  # noqa: E402
 from lmi_core.ops.device.recorded_steps import Node, RecordedSteps  # noqa: E402
 from lmi_core.ops.device.step_list import StepListSizes  # noqa: E402
 from lmi_core.ops.graph import Graph  # noqa: E402
@@ -33,6 +33,7 @@ from lmi_core.ops.kernels.cuda import (  # noqa: E402
 )
 from lmi_core.runners.device import cuda_model  # noqa: E402
 from lmi_core.runners.device.device_runner import load_device_runner  # noqa: E402
+from tests.fp8_checkpoints import make_fp8_checkpoint  # noqa: E402
 from tests.runners.device.cuda_harness import (  # noqa: E402
     CONFIG,
     CPP,
@@ -171,6 +172,23 @@ def test_rows_quantized_on_the_way(quantize: str, monkeypatch: pytest.MonkeyPatc
     assert counts[-1] - counts[0] == {"quantize_rows": 3 * 3 + 1}  # of layers and the head
     assert counts[0] - counts[-1] == {}
     assert counts[0]["quantize_rows"] == 3  # of attention's results
+
+
+@pytest.mark.parametrize("variant", ["llama2", "qwen3_moe"])
+def test_scales_of_activations(
+    variant: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Those that a checkpoint has, for rows that norms and activations quantise, too."""
+    model, _ = make_fp8_checkpoint(tmp_path / "model", "tensor", variant, num_hidden_layers=2)
+    params = SamplingParams(max_new_tokens=3, ignore_eos=True, logprobs=2)
+    wanted = [(prompt, params) for prompt in prompts(3, 20)]
+    config = replace(configured(overlap=False), model=model)
+    static = assert_same(config, wanted, monkeypatch)
+    assert STATES, "C++ didn't launch the steps"
+    monkeypatch.setattr(torch_weights, "common_row_scale", lambda parts: 0.0)
+    own = assert_same(config, wanted, monkeypatch)
+    logprobs = [[[e.logprob for e in events] for events in each] for each in (static, own)]
+    assert logprobs[0] != logprobs[1]
 
 
 @pytest.mark.parametrize("kv_dtype", ["int8", "fp8_e4m3fn"])

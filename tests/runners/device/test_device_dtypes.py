@@ -163,9 +163,10 @@ def test_quantized_weights_serve(quantize: str) -> None:
     assert events[0].logprob == pytest.approx(others[0].logprob, abs=0.05)
 
 
-@pytest.mark.parametrize("form", ["row", "block"])
+@pytest.mark.parametrize("form", ["row", "block", "tensor"])
 def test_fp8_checkpoints_serve(tmp_path: Path, form: str) -> None:
-    """As the CPU engine, which has the same weights in bf16, but for the activations' rounding."""
+    """As the CPU engine, which has the same weights in bf16, but for the activations' rounding: row
+    by row, or by the checkpoint's scales."""
     path, _ = make_fp8_checkpoint(tmp_path / "model", form)
     config = config_of(path, "torch-cpu")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lmi_core.ops.device.quantized_rows import QuantizedRows, RowFormat
+from lmi_core.ops.device.quantized_rows import QuantizedRows, RowFormat, fixed_scale
 
 
 def results_like(
@@ -23,6 +23,7 @@ def results_like(
         "stride": rows.codes.shape[1],
         "outlier_stride": outlier_stride(rows),
         "code_type": rows.codes.dtype,
+        "fixed_scale": fixed_scale(codes),
     }
 
 

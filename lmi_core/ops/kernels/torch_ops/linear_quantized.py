@@ -12,6 +12,8 @@ from lmi_core.ops.device.quantized_rows import (
     OCTAVES,
     QuantizedRows,
     RowFormat,
+    fixed_scale,
+    kind_of,
     max_outliers,
 )
 
@@ -47,20 +49,22 @@ def _sums(codes: Tensor, weight: PackedWeight) -> Tensor:
 
 def quantize_rows(x: Tensor, format: RowFormat) -> QuantizedRows:
     """Each row's nearest codes, ties to even; its largest magnitude is the largest code's, but for
-    outliers."""
-    rows = QuantizedRows.empty_for(x, format)
+    outliers and scales that are fixed."""
+    rows, kind = QuantizedRows.empty_for(x, format), kind_of(format)
     most = MOST[rows.codes.dtype]
     sizes = x.float().abs()
     largest = sizes.amax(1)
-    codable = largest if format != "outliers" else _largest_but_outliers(sizes, largest)
+    codable = largest if kind != "outliers" else _largest_but_outliers(sizes, largest)
     # On a GPU, torch multiplies by the reciprocal of a plain number.
     scales = codable / torch.full_like(largest, most)
+    if fixed := fixed_scale(format):
+        scales.fill_(fixed)
     scales = torch.where(largest < LEAST_MAGNITUDE, 0.0, scales)
     rows.scales.copy_(torch.where(sizes.isfinite().all(1), scales, torch.nan))
     inverse = torch.where(rows.scales > 0, 1 / rows.scales, 0.0).unsqueeze(1)
     codes = torch.where(inverse > 0, x.float() * inverse, 0.0)
     rows.codes.zero_()
-    if format == "fp8":
+    if kind == "fp8":
         codes = codes.clamp(-most, most)
     elif rows.outliers is None:
         codes = codes.round().clamp(-most, most)

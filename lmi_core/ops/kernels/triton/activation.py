@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lmi_core.ops.device.quantized_rows import QuantizedRows, RowFormat
+from lmi_core.ops.device.quantized_rows import QuantizedRows, RowFormat, kind_of
 from lmi_core.ops.kernels.triton.row_codes import (
     ELEMENTS,
     quantize_rows,
@@ -67,7 +67,7 @@ def _activated(
             ACTIVATION=activation,
             IS_GATED=x.shape[1] != num_columns,
             ELEMENT=ELEMENTS[out_dtype],
-            CODES=codes or "",
+            CODES="" if codes is None else kind_of(codes),
             BLOCK=block,
             num_warps=row_warps(block),
         )
@@ -104,6 +104,7 @@ def _activation_kernel(
     outliers_ptr,
     stride,
     most_outliers,
+    fixed_scale,
     num_columns,
     ACTIVATION: tl.constexpr,
     IS_GATED: tl.constexpr,
@@ -148,6 +149,7 @@ def _activation_kernel(
         outliers_ptr,
         stride,
         most_outliers,
+        fixed_scale,
         ELEMENT,
         CODES,
     )

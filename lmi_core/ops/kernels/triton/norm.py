@@ -7,8 +7,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lmi_core.ops.device.quantized_rows import QuantizedRows, RowFormat
-from lmi_core.ops.kernels.triton.row_codes import ELEMENTS, results_like, row_block, store_row
+from lmi_core.ops.device.quantized_rows import QuantizedRows, RowFormat, kind_of
+from lmi_core.ops.kernels.triton.row_codes import (
+    ELEMENTS,
+    Places,
+    results_like,
+    row_block,
+    store_row,
+)
 
 
 def rms_norm(
@@ -56,7 +62,7 @@ def norm_heads(
     """``norm`` of columns from ``first_column`` on, as many as ``weight`` has, in groups: fp32
     [R, n], in place and returned."""
     groups = (first_column, num_groups, weight.numel() // num_groups)
-    _launch(x, None, weight, bias, (x, x, x, x, 0, 0), eps, kind, groups, x.dtype, None)
+    _launch(x, None, weight, bias, (x, x, x, x, 0, 0, 0.0), eps, kind, groups, x.dtype, None)
     return x
 
 
@@ -65,7 +71,7 @@ def _launch(
     addend: Tensor | None,
     weight: Tensor | None,
     bias: Tensor | None,
-    places: tuple[Tensor, Tensor, Tensor, Tensor, int, int],
+    places: Places,
     eps: float,
     kind: str,
     groups: tuple[int, int, int],
@@ -90,7 +96,7 @@ def _launch(
             HAS_WEIGHT=weight is not None,
             HAS_BIAS=bias is not None,
             ELEMENT=ELEMENTS[out_dtype],
-            CODES=codes or "",
+            CODES="" if codes is None else kind_of(codes),
             BLOCK=row_block(num_columns),
         )
 
@@ -107,6 +113,7 @@ def _norm_kernel(
     outliers_ptr,
     stride,
     most_outliers,
+    fixed_scale,
     num_columns,
     x_stride,
     first_column,
@@ -150,6 +157,7 @@ def _norm_kernel(
             outliers_ptr,
             stride,
             most_outliers,
+            fixed_scale,
             ELEMENT,
             CODES,
         )

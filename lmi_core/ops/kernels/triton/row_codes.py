@@ -12,12 +12,18 @@ from lmi_core.ops.device.quantized_rows import (
     OCTAVES,
     QuantizedRows,
     RowFormat,
+    fixed_scale,
+    kind_of,
     max_outliers,
     stride_of,
 )
 from lmi_core.ops.kernels.triton.codes import float8_codes
 
 ELEMENTS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+Places = tuple[Tensor, Tensor, Tensor, Tensor, int, int, float]
+"""A tensor for numbers, one for codes, one for scales, one for outliers (nobody follows those that
+aren't wanted), the codes' stride, the most outliers of a row, and the scale of all rows, 0: each
+has its own."""
 _THREAD_COLUMNS = 32
 _LEAST = tl.constexpr(LEAST_MAGNITUDE)
 _FIRST_PART = tl.constexpr(2.0 ** -OCTAVES[0])
@@ -38,13 +44,11 @@ def row_warps(block: int) -> int:
 
 def results_like(
     x: Tensor, num_columns: int, dtype: torch.dtype, codes: RowFormat | None
-) -> tuple[Tensor | QuantizedRows, tuple[Tensor, Tensor, Tensor, Tensor, int, int]]:
-    """Room for as many rows as x has, of numbers or of codes; and, as kernels take them, a tensor
-    for numbers, one for codes, one for scales, one for outliers (nobody follows those that aren't
-    wanted), the codes' stride and the most outliers of a row."""
+) -> tuple[Tensor | QuantizedRows, Places]:
+    """Room for as many rows as x has, of numbers or of codes; and what kernels take of it."""
     if codes is None:
         y = x.new_empty(len(x), num_columns, dtype=dtype)
-        return y, (y, y, y, y, 0, 0)
+        return y, (y, y, y, y, 0, 0, 0.0)
     rows = QuantizedRows.empty(len(x), num_columns, codes, x.device)
     as_bytes = rows.codes.view(torch.uint8)
     outliers = as_bytes if rows.outliers is None else rows.outliers
@@ -55,6 +59,7 @@ def results_like(
         outliers,
         rows.codes.shape[1],
         max_outliers(num_columns),
+        fixed_scale(codes),
     )
 
 
@@ -68,7 +73,7 @@ def quantize_rows(x: Tensor, format: RowFormat) -> QuantizedRows:
             x,
             *places,
             x.shape[1],
-            CODES=format,
+            CODES=kind_of(format),
             BLOCK=block,
             num_warps=row_warps(block),
         )
@@ -87,6 +92,7 @@ def store_row(
     outliers_ptr,
     stride,
     most_outliers,
+    fixed_scale,
     ELEMENT: tl.constexpr,
     CODES: tl.constexpr,
 ):
@@ -106,6 +112,7 @@ def store_row(
             outliers_ptr,
             stride,
             most_outliers,
+            fixed_scale,
             CODES,
         )
 
@@ -120,6 +127,7 @@ def store_codes(
     outliers_ptr,
     stride,
     most_outliers,
+    fixed_scale,
     CODES: tl.constexpr,
 ):
     """Of all numbers of a row, zeros where it is padded."""
@@ -131,7 +139,7 @@ def store_codes(
         tl.store(outliers_ptr + place + nth, (columns << 8) | (high & 255), mask=is_outlier)
         tl.store(outliers_ptr + place, tl.sum(is_outlier.to(tl.int32), 0))
     else:
-        codes, scale = row_codes(x, CODES)
+        codes, scale = row_codes(x, fixed_scale, CODES)
     tl.store(row_codes_ptr + row * stride + columns, codes, mask=columns < stride)
     tl.store(row_scales_ptr + row, scale)
 
@@ -163,8 +171,8 @@ def row_digits(x, most_outliers):
 
 
 @triton.jit
-def row_codes(x, CODES: tl.constexpr):
-    """Codes of a row, as bytes, and their scale."""
+def row_codes(x, fixed_scale, CODES: tl.constexpr):
+    """Codes of a row, as bytes, and their scale, which may be fixed for fp8."""
     MOST: tl.constexpr = 127.0 if CODES == "int8" else 448.0
     is_finite = tl.abs(x) <= 3.4028234663852886e38
     x = tl.where(is_finite, x, 0.0)
@@ -172,6 +180,8 @@ def row_codes(x, CODES: tl.constexpr):
     is_row_finite = tl.min(is_finite.to(tl.int32), 0) == 1
     is_usable = is_row_finite & (most >= _LEAST)
     scale = tl.where(is_usable, tl.div_rn(most, MOST), 1.0)
+    if CODES == "fp8":
+        scale = tl.where(is_usable & (fixed_scale > 0.0), fixed_scale, scale)
     inverse = tl.div_rn(1.0, scale)
     scaled = tl.where(is_usable, tl.minimum(tl.maximum(x * inverse, -MOST), MOST), 0.0)
     if CODES == "int8":
@@ -190,6 +200,7 @@ def _quantize_rows_kernel(
     outliers_ptr,
     stride,
     most_outliers,
+    fixed_scale,
     num_columns,
     CODES: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -206,5 +217,6 @@ def _quantize_rows_kernel(
         outliers_ptr,
         stride,
         most_outliers,
+        fixed_scale,
         CODES,
     )
