@@ -22,7 +22,7 @@ constexpr int kStageBytes = kWarpPanels * kStretchBytes;
 constexpr int kWarpBytes = kStages * kStageBytes;
 
 // kRowTiles: of 8 rows.
-template <typename T, int kRowTiles, bool kIsExperts>
+template <typename T, int kRowTiles, bool kIsExperts, int kGroup>
 class PackedWarp {
  public:
   __device__ explicit PackedWarp(const LmiLinearPacked& args)
@@ -89,7 +89,7 @@ class PackedWarp {
   }
 
  private:
-  using Products = PackedProducts<T, kRowTiles>;
+  using Products = PackedProducts<T, kRowTiles, kGroup>;
   static constexpr int kCopyLanes = kWarpSize / kWarpPanels;
   static_assert(kCopyLanes * kPrefetchBytes >= kStretchBytes);
 
@@ -140,9 +140,9 @@ template <int kRowTiles>
 constexpr int kSharedBytes = greater_of(
     kWarps * kWarpBytes, kWarps * 8 * kRowTiles * kSumStride * static_cast<int>(sizeof(float)));
 
-template <typename T, int kRowTiles, bool kIsExperts>
+template <typename T, int kRowTiles, bool kIsExperts, int kGroup>
 __device__ void finish_few_rows(const LmiLinearPacked& args,
-                                PackedWarp<T, kRowTiles, kIsExperts>& warp) {
+                                PackedWarp<T, kRowTiles, kIsExperts, kGroup>& warp) {
   constexpr int kRows = 8 * kRowTiles;
   float* partials = reinterpret_cast<float*>(shared_memory());
   warp.multiply();
@@ -162,31 +162,31 @@ __device__ void finish_few_rows(const LmiLinearPacked& args,
   }
 }
 
-template <typename T, int kRowTiles>
+template <typename T, int kRowTiles, int kGroup>
 __global__ void __launch_bounds__(kThreads) linear_packed_kernel(const LmiLinearPacked args) {
-  PackedWarp<T, kRowTiles, false> warp(args);
+  PackedWarp<T, kRowTiles, false, kGroup> warp(args);
   warp.prefetch_weights();
   wait_for_earlier_kernels();
   finish_few_rows(args, warp);
 }
 
-template <typename T, int kRowTiles>
+template <typename T, int kRowTiles, int kGroup>
 __global__ void __launch_bounds__(kThreads) packed_expert_rows_kernel(const LmiLinearPacked args) {
   wait_for_earlier_kernels();
   LmiLinearPacked own = args;
   if (!take_expert_tile<8 * kRowTiles>(own, static_cast<int>(blockIdx.y))) return;
-  PackedWarp<T, kRowTiles, true> warp(own);
+  PackedWarp<T, kRowTiles, true, kGroup> warp(own);
   finish_few_rows(own, warp);
 }
 
-template <int kRowTiles>
+template <int kRowTiles, int kGroup>
 int32_t launch_few_rows(const LmiLinearPacked& args, void* stream) {
   const int panels = num_panels(args.num_outputs, args.is_gated != 0);
   Grid grid = {args.num_rows == 0 ? 0 : ceil_div(panels, kWarpPanels)};
-  auto* kernel = linear_packed_kernel<bf16, kRowTiles>;
+  auto* kernel = linear_packed_kernel<bf16, kRowTiles, kGroup>;
   if (args.matrices != nullptr) {
     grid.y = most_expert_tiles(args.num_rows, args.num_experts, 8 * kRowTiles);
-    kernel = packed_expert_rows_kernel<bf16, kRowTiles>;
+    kernel = packed_expert_rows_kernel<bf16, kRowTiles, kGroup>;
   }
   return launch("linear_packed", kernel, grid, kThreads, kSharedBytes<kRowTiles>, stream, args);
 }
@@ -215,6 +215,9 @@ int32_t lmi_cuda_linear_packed(const LmiLinearPacked* args, void* stream) {
   const int num_rows =
       args->matrices == nullptr ? args->num_rows : 2 * ceil_div(args->num_rows, args->num_experts);
   if (num_rows > kMaxFewPackedRows) return launch_packed_tiles(*args, stream);
-  if (num_rows <= 8) return launch_few_rows<1>(*args, stream);
-  return launch_few_rows<kMaxFewPackedRows / 8>(*args, stream);
+  return with_group(*args, [&](auto known) {
+    constexpr int kGroup = decltype(known)::value;
+    return num_rows <= 8 ? launch_few_rows<1, kGroup>(*args, stream)
+                         : launch_few_rows<kMaxFewPackedRows / 8, kGroup>(*args, stream);
+  });
 }

@@ -97,7 +97,7 @@ LMI_HOST_DEVICE inline int64_t class_sum_offset(const LmiLinearPacked& args, int
   return (int64_t{number} * args.num_rows + row) * num_places + panel * kPanelOutputs;
 }
 
-template <typename T, int kRowWarps, bool kIsExperts>
+template <typename T, int kRowWarps, bool kIsExperts, int kGroup>
 class PackedBlock {
  public:
   using Shape = Tile<kRowWarps>;
@@ -177,7 +177,7 @@ class PackedBlock {
   }
 
  private:
-  using Products = PackedProducts<T, kRowTiles>;
+  using Products = PackedProducts<T, kRowTiles, kGroup>;
   static_assert(Products::kQuad == kQuad);
   static constexpr int kCopyThreads = kThreads / Shape::kPanels;           // of a panel
   static constexpr int kRowCopies = Shape::kRows * kRowChunks / kThreads;  // of a thread
@@ -274,22 +274,22 @@ class PackedBlock {
   float totals_[kRowTiles][2][kQuad] = {};  // over classes
 };
 
-template <typename T, int kRowWarps>
+template <typename T, int kRowWarps, int kGroup>
 __global__ void __launch_bounds__(kThreads) packed_tiles_kernel(const LmiLinearPacked args) {
-  PackedBlock<T, kRowWarps, false> block(args,
-                                         static_cast<int>(blockIdx.z) * Tile<kRowWarps>::kRows);
+  PackedBlock<T, kRowWarps, false, kGroup> block(
+      args, static_cast<int>(blockIdx.z) * Tile<kRowWarps>::kRows);
   block.prefetch_weights();
   wait_for_earlier_kernels();
   block.multiply();
   block.store();
 }
 
-template <typename T, int kRowWarps>
+template <typename T, int kRowWarps, int kGroup>
 __global__ void __launch_bounds__(kThreads) packed_expert_tiles_kernel(const LmiLinearPacked args) {
   wait_for_earlier_kernels();
   LmiLinearPacked own = args;
   if (!take_expert_tile<Tile<kRowWarps>::kRows>(own, static_cast<int>(blockIdx.z))) return;
-  PackedBlock<T, kRowWarps, true> block(own, 0);
+  PackedBlock<T, kRowWarps, true, kGroup> block(own, 0);
   block.multiply();
   block.store();
 }
@@ -319,7 +319,7 @@ __global__ void __launch_bounds__(kThreads) add_classes_kernel(const LmiLinearPa
   store_outputs(args, row, panel, lane, totals);
 }
 
-template <typename T, int kRowWarps>
+template <typename T, int kRowWarps, int kGroup>
 int32_t launch_tiles(const LmiLinearPacked& args, void* stream) {
   using Shape = Tile<kRowWarps>;
   const int panels = num_panels(args.num_outputs, args.is_gated != 0);
@@ -329,34 +329,37 @@ int32_t launch_tiles(const LmiLinearPacked& args, void* stream) {
   const bool is_split = grid.x * grid.z < kFewBlocks && args.workspace != nullptr &&
                         args.workspace_bytes >= sum_bytes;
   if (is_split) grid.y = kClasses;
-  const int32_t status = launch("linear_packed", packed_tiles_kernel<T, kRowWarps>, grid, kThreads,
-                                Shape::kSharedBytes, stream, args);
+  const int32_t status = launch("linear_packed", packed_tiles_kernel<T, kRowWarps, kGroup>, grid,
+                                kThreads, Shape::kSharedBytes, stream, args);
   if (status != kOk || !is_split) return status;
   const int quads = panels * (kPanelOutputs / kQuad);
   return launch("linear_packed", add_classes_kernel, {ceil_div(quads, kThreads), args.num_rows},
                 kThreads, 0, stream, args);
 }
 
-template <typename T, int kRowWarps>
+template <typename T, int kRowWarps, int kGroup>
 int32_t launch_expert_tiles(const LmiLinearPacked& args, void* stream) {
   using Shape = Tile<kRowWarps>;
   const int panels = num_panels(args.num_outputs, args.is_gated != 0);
   const Grid grid = {ceil_div(panels, Shape::kPanels), 1,
                      most_expert_tiles(args.num_rows, args.num_experts, Shape::kRows)};
-  return launch("linear_packed", packed_expert_tiles_kernel<T, kRowWarps>, grid, kThreads,
+  return launch("linear_packed", packed_expert_tiles_kernel<T, kRowWarps, kGroup>, grid, kThreads,
                 Shape::kSharedBytes, stream, args);
 }
 
 }  // namespace
 
 int32_t launch_packed_tiles(const LmiLinearPacked& args, void* stream) {
-  if (args.matrices != nullptr) {
-    return args.num_rows <= int64_t{kWarpRows} * args.num_experts
-               ? launch_expert_tiles<bf16, 1>(args, stream)
-               : launch_expert_tiles<bf16, kMaxRowWarps>(args, stream);
-  }
-  return args.num_rows <= kWarpRows ? launch_tiles<bf16, 1>(args, stream)
-                                    : launch_tiles<bf16, kMaxRowWarps>(args, stream);
+  return with_group(args, [&](auto known) {
+    constexpr int kGroup = decltype(known)::value;
+    if (args.matrices != nullptr) {
+      return args.num_rows <= int64_t{kWarpRows} * args.num_experts
+                 ? launch_expert_tiles<bf16, 1, kGroup>(args, stream)
+                 : launch_expert_tiles<bf16, kMaxRowWarps, kGroup>(args, stream);
+    }
+    return args.num_rows <= kWarpRows ? launch_tiles<bf16, 1, kGroup>(args, stream)
+                                      : launch_tiles<bf16, kMaxRowWarps, kGroup>(args, stream);
+  });
 }
 
 }  // namespace lmi::cuda

@@ -40,8 +40,9 @@ LMI_HOST_DEVICE constexpr int staged_chunk(int line, int chunk) {
 // 128 in bf16, to whose bits a code may be added, twice: its upper bytes stay as they are.
 constexpr uint32_t kCodeBase = 0x43004300;
 
-// Sums of 8 kRowTiles rows.
-template <typename T, int kRowTiles>
+// Sums of 8 kRowTiles rows. kGroup: inputs of a group; 0: as many as its argument says, of which
+// each step then asks whether one begins or ends there.
+template <typename T, int kRowTiles, int kGroup = 0>
 class PackedProducts {
  public:
   static constexpr int kQuad = 4;  // outputs of a thread, the rows of two products
@@ -99,7 +100,7 @@ class PackedProducts {
           *reinterpret_cast<const Word4*>(panel + staged_chunk(line + lane_id() % 4, quad));
       multiply_step(words, zeros, step, rows, products);
       line += kStepInputs / 8;
-      if (line == header + group_lines_ || (!kIsWhole && input + kStepInputs >= num_inputs)) {
+      if (line == header + group_lines() || (!kIsWhole && input + kStepInputs >= num_inputs)) {
         add_scaled(panel, header, quad, products);
         header = line;
         ++line;
@@ -137,6 +138,8 @@ class PackedProducts {
       }
     }
   }
+
+  __device__ int group_lines() const { return kGroup == 0 ? group_lines_ : kGroup / 8 + 1; }
 
   // Four halves of a group's header.
   __device__ static void load_header(const uint8_t* panel, int header, int chunk, int quad,
@@ -178,6 +181,16 @@ class PackedProducts {
   int group_lines_;  // with its header
   float sums_[kRowTiles][kQuad / 2][4] = {};
 };
+
+// Calls action(kGroup) with the inputs of a group where these are a stretch, as they usually are;
+// 0: others.
+template <typename Action>
+int32_t with_group(const LmiLinearPacked& args, const Action& action) {
+  if (args.group_size == kStretchInputs) {
+    return action(std::integral_constant<int, kStretchInputs>{});
+  }
+  return action(std::integral_constant<int, 0>{});
+}
 
 // For more than kMaxFewPackedRows rows: linear_packed_tiles.cu.
 int32_t launch_packed_tiles(const LmiLinearPacked& args, void* stream);

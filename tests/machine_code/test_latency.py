@@ -121,12 +121,12 @@ def test_bars_hold_for_kernels_bound_by_memory(latency) -> None:
         spilling=0.0,
         prediction=None,
     )
-    assert latency.faults_of("linear_packed_kernel<bf16,1>", few) == [
+    assert latency.faults_of("linear_packed_kernel<bf16,1,128>", few) == [
         "16.0 KiB under way, 32 wanted",
         "L2 reads 8.5 times the operands, 3.2 at most",
     ]
     busy = few._replace(waiting=0.0, l2_reads=3.0)
-    assert latency.faults_of("linear_packed_kernel<bf16,1>", busy) == []
+    assert latency.faults_of("linear_packed_kernel<bf16,1,128>", busy) == []
 
 
 def test_reads_of_l2_are_those_of_all_tiles(latency) -> None:

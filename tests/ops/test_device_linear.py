@@ -280,13 +280,16 @@ def test_linear_packed(
 
 
 @pytest.mark.parametrize("workspace_bytes", [0, 32 << 20])
-@pytest.mark.parametrize(("inputs", "is_gated"), [(264, False), (1416, True)])
+@pytest.mark.parametrize(
+    ("inputs", "is_gated", "group_size"), [(264, False, 64), (1416, True, 64), (1416, True, 128)]
+)
 def test_packed_rows_have_the_bits_that_they_have_alone(
     device: torch.device,
     monkeypatch: pytest.MonkeyPatch,
     workspace_bytes: int,
     inputs: int,
     is_gated: bool,
+    group_size: int,
 ) -> None:
     """In every tile of rows, by one kernel or by two that add up classes of inputs."""
     use_cuda_kernels(device, monkeypatch)
@@ -295,7 +298,7 @@ def test_packed_rows_have_the_bits_that_they_have_alone(
 
     monkeypatch.setattr(cublaslt, "WORKSPACE_BYTES", workspace_bytes)
     monkeypatch.setattr(cublaslt, "_workspaces", {})
-    weight, unpacked = packed_weight(298, inputs, 64, is_gated)
+    weight, unpacked = packed_weight(298, inputs, group_size, is_gated)
     weight = replace(weight, panels=weight.panels.to(device))
     x, bias = random(70, inputs).bfloat16().to(device), random(298, seed=2).to(device)
     few = torch.cat([linear_packed(part, weight, bias) for part in x.split(16)])
