@@ -136,6 +136,7 @@ def test_all_stages_fit_into_the_time_and_tell_something(tmp_path: Path, is_dry:
     assert named["engine-llama3-8b-triton"].environment["LMI_OPS"] == triton
     assert ("near-zero" in named["profile"].command) == is_dry
     assert ("LMI_CUDA_LIBRARY" in named["smoke"].environment) == is_dry
+    assert ("CMAKE_ARGS" in named["build_engine"].environment) != is_dry, "it'd build all anew"
     assert os.access(Path(suite.__file__).parents[1] / "gpu_suite.sh", os.X_OK)
     page = Path(suite.__file__).with_name("README.md").read_text()
     rows = re.findall(r"^\| `(.+)` \| (\d+) s \|", page, re.MULTILINE)

@@ -191,10 +191,14 @@ def test_native_kernels_that_the_device_cannot_run(
 
 def test_native_kernels_run_unasked_where_they_are_proven(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch", exc_type=ImportError)
+    from lmi_core.ops.kernels import library_file
     from lmi_core.ops.kernels.cuda import library
     from tests.ops.cuda_kernels import use_cuda_kernels
 
-    assert "the wheel lmi-cuda is not installed" in str(select.why_not_native("cuda"))
+    with monkeypatch.context() as without:
+        without.delenv("LMI_CUDA_LIBRARY", raising=False)
+        without.setattr(library_file, "find", lambda: None)
+        assert "the wheel lmi-cuda is not installed" in str(select.why_not_native("cuda"))
     use_cuda_kernels(torch_device("cpu"), monkeypatch)
     assert "finds no GPU" in str(select.why_not_native("cuda"))
     capability = [9, 0]
