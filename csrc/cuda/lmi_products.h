@@ -45,7 +45,8 @@ LMI_CUDA_API int32_t lmi_cuda_linear_dense(const LmiLinearDense* args, void* str
 LMI_CUDA_API int32_t lmi_cuda_linear_tiled(const LmiLinearDense* args, void* stream);
 
 /* As linear_few_rows for any number of rows, each times the matrix of its expert: rows of y are
- * sorted by expert. How a row is summed depends on the numbers of rows and experts. */
+ * sorted by expert. How a row is summed depends on the numbers of rows and experts, unless
+ * in_tiles. */
 typedef struct {
   const void* x;             /* in dtype, bf16, on 16 bytes */
   const float* bias;         /* [num_experts, num_outputs]; NULL: none */
@@ -58,6 +59,7 @@ typedef struct {
   int32_t num_outputs;
   int32_t num_inputs; /* a multiple of 8 */
   int32_t dtype;
+  int32_t in_tiles; /* few rows, too */
 } LmiLinearExperts;
 LMI_CUDA_API int32_t lmi_cuda_linear_experts(const LmiLinearExperts* args, void* stream);
 

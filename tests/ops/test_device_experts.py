@@ -3,6 +3,7 @@ run, against float64, and to the bit in any company."""
 
 from __future__ import annotations
 
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -167,6 +168,19 @@ def test_same_bits_in_any_company(device: torch.device, format: str) -> None:
     ops.__dict__["group_rows"] = select.function("group_rows", "triton")
     experts = Experts(device, format, True)
     every = experts.run(ops, slice(0, 90), device)
+    for rows in (slice(0, 1), slice(68, 73), slice(80, 90)):
+        assert torch.equal(experts.run(ops, rows, device), every[rows])
+
+
+def test_experts_in_bf16_have_the_same_bits_in_tiles(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_cuda_kernels(device, monkeypatch)
+    ops = Implementation("native", "native tiles")
+    ops.__dict__["grouped_linear"] = partial(NATIVE.grouped_linear, in_tiles=True)
+    experts = Experts(device, "bf16", True)
+    every = experts.run(ops, slice(0, 90), device)
+    np.testing.assert_allclose(every, experts.exact(), atol=5e-4, rtol=1e-3)
     for rows in (slice(0, 1), slice(68, 73), slice(80, 90)):
         assert torch.equal(experts.run(ops, rows, device), every[rows])
 

@@ -197,6 +197,12 @@ def test_native_linear_in_tiles(
     dense_product("linear_tiled", x.to(device), weight.to(device), y, bias.to(device))
     assert_close(y[:, :outputs], expected + bias.double(), "fp32")
     assert y[:, outputs:].eq(7.0).all()
+    from lmi_core.ops.kernels.cuda.linear import linear
+
+    for row in range(0, rows, 11):  # whatever stands beside it
+        own = x[row : row + 1].to(device)
+        alone = linear(own, weight.to(device), bias.to(device), in_tiles=True)
+        assert torch.equal(alone[0], y[row, :outputs])
 
 
 def test_shapes_without_an_algorithm_run_in_tiles(

@@ -277,13 +277,14 @@ class EagerGraph(KeptNodes):
         return compute
 
     def _expert_table(self, weight: ExpertMatrices) -> ExpertTable:
-        self.kernels.refuse_in_native("grouped_linear", "of experts and heads")
         products = [self._multiply(expert) for expert in weight.experts]
 
         def multiply(expert: int, rows: Tensor, bias: Tensor | None) -> Tensor:
             return products[expert](rows, bias)
 
         table = ExpertTable(weight.experts, multiply)
+        if not table.are_alike:
+            self.kernels.refuse_in_native("grouped_linear", "of experts in several formats")
         self.reads_counts |= not table.are_alike
         return table
 
@@ -367,8 +368,9 @@ class EagerGraph(KeptNodes):
     ) -> Callable[[Tensor | QuantizedRows, Tensor | None], Tensor]:
         """The product with ``weight`` and the sum with a bias. ``out_dtype``: of dense ones."""
         if isinstance(weight, DeviceWeight):
-            self.kernels.refuse_in_native("linear", "of matrices in 16 or 32 bits")
             matrix = weight.matrix
+            if matrix.dtype != torch.bfloat16:
+                self.kernels.refuse_in_native("linear", "of matrices in 32 bits")
             return lambda x, bias: cast(
                 Tensor, self.kernels.linear(x, matrix, bias, out_dtype=out_dtype)
             )
@@ -377,7 +379,8 @@ class EagerGraph(KeptNodes):
             if packed.format == "fp8":
                 kernels.refuse_in_native("linear_quantized", "of fp8 matrices")
             return lambda x, bias: cast(Tensor, kernels.linear_quantized(x, packed, bias))
-        kernels.refuse_in_native("linear_packed", "of int4 matrices")
+        if packed.num_inputs % 8:
+            kernels.refuse_in_native("linear_packed", f"of {packed.num_inputs} inputs")
         if kernels.unpacks_weights and self._act != torch.float32:
             self._unpacked_bytes = max(self._unpacked_bytes, packed.unpacked_bytes)
         return lambda x, bias: cast(

@@ -73,19 +73,21 @@ _MODULES = {
     "triton": "lmi_core.ops.kernels.triton.{file}",
     "invariant": "lmi_core.ops.kernels.triton.invariant",
     "by row": "lmi_core.ops.kernels.torch_ops.{file}",
-    "native prefill": "lmi_core.ops.kernels.cuda.{file}",  # NATIVE_PREFILL
+    "native tiles": "lmi_core.ops.kernels.cuda.{file}",  # NATIVE_TILES
 }
 """``by row``: torch a row at a time, so that no row's result depends on the rows beside it, since a
 library's sums may go another way for another shape. Whole forward passes run so, and ``sample``.
-``native prefill``: attention of rows alone by the kernel for many."""
+``native tiles``: few rows, and rows alone, by the kernel for many."""
 _KNOWN = ("native", "triton", "torch", "flash")
 _NATIVE_INVARIANT = (
     *("rms_norm", "norm", "norm_heads", "gated_activation", "activation", "soft_cap", "clip"),
-    *("linear_quantized", "rope_cache_write"),
+    *("linear_packed", "linear_quantized", "rope_cache_write", "route", "group_rows"),
 )
 """Ops of whose native kernels a row's bits don't depend on other rows: one algorithm for any number
-of them, or, with int8 weights, sums that are exact."""
-NATIVE_PREFILL = "native prefill"
+of them, one order of sums (int4, never unpacked), or, with int8 weights, sums that are exact."""
+NATIVE_TILES = "native tiles"
+_TILED = {"linear": "in_tiles", "grouped_linear": "in_tiles", "attention": "prefills_all"}
+"""Ops whose native kernels for many rows take any number, and the argument that asks for it."""
 _INVARIANT = (
     *("linear", "linear_packed", "linear_quantized"),
     *("grouped_linear", "head_linear", "attention"),
@@ -119,7 +121,7 @@ class Kernels:
     @property
     def unpacks_weights(self) -> bool:
         """Whether ``linear_packed`` takes room to unpack weights into."""
-        return self.chosen["linear_packed"] in ("native", "triton")
+        return self.chosen["linear_packed"] in ("native", "triton") and not self._is_tiled
 
     @property
     def is_row_by_row(self) -> bool:
@@ -129,8 +131,12 @@ class Kernels:
     def refuse_in_native(self, op: str, what: str = "") -> None:
         """Raise UserError where native kernels for any company were asked for, which ``op`` (of
         ``what``) has none of."""
-        if self.chosen["attention"] == NATIVE_PREFILL:
+        if self._is_tiled:
             raise no_native_invariant(op, what)
+
+    @property
+    def _is_tiled(self) -> bool:
+        return self.chosen["attention"] == NATIVE_TILES
 
 
 def select(device_type: str, forced: str | None = None) -> dict[str, str]:
@@ -268,9 +274,8 @@ def _native_invariant(device_type: str) -> dict[str, str]:
     if (reason := kernels.unusable_because(device_type)) is not None:
         raise UserError(f"{VARIABLE}=native: no CUDA kernels run ({reason})", field="deterministic")
     kernels.choose_launches()
-    chosen = dict.fromkeys(IMPLEMENTATIONS, "torch")  # of ops that no graph has then
-    chosen |= dict.fromkeys(_NATIVE_INVARIANT, "native")
-    return chosen | {"attention": NATIVE_PREFILL, "sample": "by row"}
+    chosen = dict.fromkeys(_TILED, NATIVE_TILES) | dict.fromkeys(_NATIVE_INVARIANT, "native")
+    return chosen | {"head_linear": "torch", "sample": "by row"}  # no graph has head_linear then
 
 
 def no_native_invariant(op: str, what: str = "") -> UserError:
@@ -309,8 +314,9 @@ def load(chosen: Mapping[str, str]) -> Kernels:
     functions = {op: function(op, chosen[op]) for op in IMPLEMENTATIONS}
     if chosen["sample"] == "by row":
         functions["sample"] = partial(functions["sample"], is_by_row=True)
-    if chosen["attention"] == NATIVE_PREFILL:
-        functions["attention"] = partial(functions["attention"], prefills_all=True)
+    for op, asked in _TILED.items():
+        if chosen[op] == NATIVE_TILES:
+            functions[op] = partial(functions[op], **{asked: True})
     return Kernels(chosen=dict(chosen), **functions)
 
 

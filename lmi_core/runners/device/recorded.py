@@ -47,7 +47,7 @@ def chosen_for(
         prefer_flash(chosen, device, shape)
     if model.spec.attention.latent is not None and chosen["attention"] == "invariant":
         return select.by_row("latent attention")
-    if chosen["attention"] == select.NATIVE_PREFILL:
+    if chosen["attention"] == select.NATIVE_TILES:
         _check_native_invariant(model, config, cache, device)
     return chosen
 
@@ -57,6 +57,7 @@ def _check_native_invariant(
 ) -> None:
     """Raise UserError for what the native kernels hand on to others."""
     from lmi_core.ops.kernels.cuda.attention import not_covered
+    from lmi_core.ops.kernels.cuda.experts import routing_not_covered
     from lmi_core.ops.kernels.cuda.norm import most_columns
 
     spec, attention = model.spec, model.spec.attention
@@ -76,6 +77,10 @@ def _check_native_invariant(
         raise select.no_native_invariant("attention", missing)
     if spec.hidden_size > most_columns(spec.hidden_size):
         raise select.no_native_invariant("norm", f"rows of {spec.hidden_size} columns")
+    if (experts := spec.experts) is not None:
+        missing = routing_not_covered(experts.num_experts, experts.num_groups)
+        if missing:
+            raise select.no_native_invariant("route", missing)
     if config.lora is not None:
         raise select.no_native_invariant("lora_add")
 

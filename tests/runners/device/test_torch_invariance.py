@@ -24,6 +24,7 @@ from tests.tiny_tokenizer import VOCAB_SIZE
 
 torch = pytest.importorskip("torch", exc_type=ImportError)
 
+from lmi_core.ops.device import packed_weight  # noqa: E402
 from lmi_core.runners.device import (  # noqa: E402
     decode_graphs,
     torch_runner,
@@ -209,36 +210,45 @@ def test_gpu(monkeypatch: pytest.MonkeyPatch, changes: dict[str, object], kernel
     assert_equal_bits(config, make_requests((1, 16, 40, 75, 270, 8), 6), f"{start}: linear")
 
 
-NATIVE = "torch: linear, linear_packed, route, group_rows, grouped_linear, head_linear; native: "
+NATIVE = "native tiles: linear, grouped_linear, attention; native: "
 
 
 @pytest.mark.parametrize(
     ("variant", "changes", "condition"),
     [
-        ("llama3", {}, "chunks of 7"),
-        ("gemma2", {"kv_dtype": "int8"}, "chunks of 7"),
+        ("llama3", {"quantize": "int8"}, "chunks of 7"),
+        ("llama3", {"quantize": "int4"}, "chunks of 7"),
+        ("gemma2", {"quantize": "int8", "kv_dtype": "int8"}, "chunks of 7"),
         ("qwen3", {"kv_dtype": "fp8_e4m3fn"}, "prefixes from the cache"),
+        ("mixtral", {"quantize": "int8"}, "chunks of 7"),
+        ("qwen3_moe", {}, "chunks of 7"),
     ],
 )
-def test_native_kernels_with_int8_weights(
-    monkeypatch: pytest.MonkeyPatch, variant: str, changes: dict[str, object], condition: str
+def test_native_kernels(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    variant: str,
+    changes: dict[str, object],
+    condition: str,
 ) -> None:
+    """Prompts reach the kernels for many rows, and chunks those for few."""
     use_cuda_kernels(torch.device("cpu"), monkeypatch)
     monkeypatch.setenv("LMI_OPS", "native")
-    model = cached_checkpoint(variant, dtype="bfloat16")
-    config = config_of(model, "torch-cpu", "bf16", quantize="int8", **changes)
-    assert_equal_bits(config, make_requests((1, 16, 40, 75, 8), 2), NATIVE, (condition,))
+    monkeypatch.setattr(packed_weight, "MAX_PACKED_ROWS", 16)  # int4 isn't unpacked beyond
+    model = make_checkpoint(tmp_path, variant, dtype="bfloat16", num_hidden_layers=1)
+    config = config_of(model, "torch-cpu", "bf16", **changes)
+    lengths = (1, 75) if condition == "chunks of 7" else (1, 16, 40, 75, 8)
+    requests = make_requests(lengths, 1)
+    assert_equal_bits(config, requests, NATIVE, (condition,), num_disturbing=1)
 
 
 @pytest.mark.parametrize(
     ("variant", "dtype", "changes", "problem"),
     [
-        ("llama3", "bf16", {}, "linear (of matrices in 16 or 32 bits)"),
-        ("llama3", "bf16", {"quantize": "int4"}, "linear_packed (of int4 matrices)"),
         ("llama3", "bf16", {"quantize": "fp8"}, "linear_quantized (of fp8 matrices)"),
         ("llama3", "fp32", {"quantize": "int8"}, "attention (float32 queries over"),
         ("deepseek_v2", "bf16", {"quantize": "int8"}, "attention (latent heads)"),
-        ("mixtral", "bf16", {"quantize": "int8"}, "linear (of matrices in 16 or 32 bits)"),
+        ("mixtral", "bf16", {"quantize": "fp8"}, "linear_quantized (of fp8 matrices)"),
         ("llama3", "bf16", {"quantize": "int8", "lora": LoraConfig()}, "lora_add"),
     ],
 )

@@ -81,10 +81,12 @@ def grouped_linear(
     *,
     is_by_token: bool,
     sums: Tensor | None = None,
+    in_tiles: bool = False,
 ) -> Tensor | None:
     """Each row of ``rows`` times its expert's matrix, plus ``bias`` [experts, n]: x [T, k], if
     ``is_by_token``, or [R, k] -> fp32 [R, n]. With ``sums`` [T, n] they are multiplied by their
-    weights of ``routes`` and added to these, of each token in ascending order of experts."""
+    weights of ``routes`` and added to these, of each token in ascending order of experts.
+    ``in_tiles``: of experts in bf16, few rows are summed as many."""
     reason = not_covered(x.dtype, table)
     if reason:
         other = fallback("grouped_linear", x.device, reason)
@@ -93,7 +95,7 @@ def grouped_linear(
         return result
     weight = table.experts[0]
     y = torch.empty(len(rows.token_rows), weight.num_outputs, dtype=torch.float32, device=x.device)
-    name, arguments = _product(x, weight)
+    name, arguments = _product(x, weight, in_tiles=in_tiles)
     library.call(
         name,
         y,
@@ -171,10 +173,10 @@ def not_covered(dtype: torch.dtype, table: ExpertTable) -> str:
     return f"experts of {weight.num_inputs} inputs" if weight.num_inputs % 8 else ""
 
 
-def _product(x: Tensor, weight: Any) -> tuple[str, dict[str, object]]:
+def _product(x: Tensor, weight: Any, *, in_tiles: bool) -> tuple[str, dict[str, object]]:
     """The kernel, and what it is given beside experts."""
     if not isinstance(weight, PackedWeight):
-        return "linear_experts", {"x": x, "dtype": x.dtype}
+        return "linear_experts", {"x": x, "dtype": x.dtype, "in_tiles": in_tiles}
     packed: dict[str, object] = {
         "panels": weight.panels,
         "group_size": weight.group_size,

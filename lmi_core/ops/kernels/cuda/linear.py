@@ -17,11 +17,19 @@ DTYPES = (torch.bfloat16,)
 
 
 def linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None, *, out_dtype: torch.dtype = torch.float32
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    out_dtype: torch.dtype = torch.float32,
+    in_tiles: bool = False,
 ) -> Tensor:
     """x @ weight^T + bias: [R, k], [n, k] of one dtype -> [R, n] in fp32, without a bias also in
-    theirs; bias is fp32."""
+    theirs; bias is fp32. ``in_tiles``: of bf16, by the one kernel that sums any number of rows
+    alike, which is slow where they are few."""
     num_rows, num_inputs = x.shape
+    if in_tiles:
+        return _linear_in_tiles(x, weight, bias, out_dtype)
     if x.dtype not in DTYPES:
         return torch_linear(x, weight, bias, out_dtype=out_dtype)
     if num_rows > MAX_FEW_ROWS or num_inputs % 8 != 0:
@@ -37,6 +45,27 @@ def linear(
         num_rows=num_rows,
         num_outputs=len(weight),
         num_inputs=num_inputs,
+        dtype=x.dtype,
+        y_dtype=out_dtype,
+    )
+    return y
+
+
+def _linear_in_tiles(
+    x: Tensor, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype
+) -> Tensor:
+    y = torch.empty(len(x), len(weight), dtype=out_dtype, device=x.device)
+    library.call(
+        "linear_tiled",
+        x,
+        x=x,
+        weight=weight,
+        bias=bias,
+        y=y,
+        num_rows=len(x),
+        num_outputs=len(weight),
+        num_inputs=x.shape[1],
+        y_stride=len(weight),
         dtype=x.dtype,
         y_dtype=out_dtype,
     )
