@@ -62,7 +62,11 @@ class GenerateParameters(msgspec.Struct, frozen=True, kw_only=True):
     grammar: dict[str, Any] | None = None
     adapter_id: str | None = None
     max_queue_s: float | None = None
-    """Ours: TGI has no such parameter."""
+    min_new_tokens: U32 = 0
+    no_repeat_ngram_size: U32 = 0
+    bad_words: list[str] = []
+    logit_bias: dict[str, float] = {}
+    """These five are ours: TGI has no such parameters."""
 
     def __post_init__(self) -> None:
         check_u64(best_of=self.best_of, truncate=self.truncate, seed=self.seed)

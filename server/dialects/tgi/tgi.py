@@ -18,6 +18,7 @@ from msgspec import UNSET, UnsetType
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_server.dialects.base import HttpError, ParsedCall, Renderer
+from lmi_server.dialects.logit_bias import logit_bias
 from lmi_server.dialects.tgi.events import (
     Answer,
     JsonRenderer,
@@ -260,6 +261,7 @@ class TgiProtocol:
         samples = p.do_sample or temperature != 1.0 or any(value is not None for value in filters)
         return SamplingParams(
             max_new_tokens=answer.max_new_tokens,
+            min_new_tokens=p.min_new_tokens,
             temperature=temperature if samples else 0.0,
             top_k=p.top_k or 0,
             top_p=1.0 if p.top_p is None else p.top_p,
@@ -267,7 +269,9 @@ class TgiProtocol:
             repetition_penalty=1.0 if p.repetition_penalty is None else p.repetition_penalty,
             presence_penalty=generation.presence_penalty,
             frequency_penalty=p.frequency_penalty or 0.0,
-            logit_bias=generation.logit_bias,
+            no_repeat_ngram_size=p.no_repeat_ngram_size,
+            bad_words=tuple(p.bad_words),
+            logit_bias=generation.logit_bias or logit_bias(p.logit_bias),
             seed=p.seed if samples else None,
             stop=tuple(p.stop),
             include_stop=True,

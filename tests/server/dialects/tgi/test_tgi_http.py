@@ -150,6 +150,36 @@ def test_stop_strings_stay_in_the_text() -> None:
     assert answer["details"]["finish_reason"] == "stop_sequence"
 
 
+def test_bans_that_tgi_has_not() -> None:
+    def tokens(**parameters: Any) -> list[tuple[int, str]]:
+        answer = json.loads(ask(max_new_tokens=100, details=True, **parameters).body)
+        return [(token["id"], token["text"]) for token in answer["details"]["tokens"]]
+
+    usual = tokens()
+    assert len(set(usual)) < len(usual)
+    once = tokens(no_repeat_ngram_size=1)
+    assert len(set(once)) == len(once) == len(usual)
+    word = next(text for _, text in usual if text.isascii() and text.isalpha())
+    assert word not in dict(tokens(bad_words=[word])).values()
+
+
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [
+        ({"min_new_tokens": 5}, "min_new_tokens must be between 0 and 4, got 5"),
+        ({"logit_bias": {"a": 1}}, "logit_bias has the keys 'a'; keys are token ids"),
+        ({"logit_bias": {"999999": 1}}, "999999"),
+        ({"bad_words": [""]}, "bad_words must not contain an empty text"),
+    ],
+)
+def test_bans_and_biases_are_checked(parameters: dict[str, Any], words: str) -> None:
+    answer = ask(**parameters)
+    assert answer.status == 422
+    error = json.loads(answer.body)
+    assert words in error["error"]
+    assert error["error_type"] == "validation"
+
+
 def test_best_of() -> None:
     answer = ask(best_of=2, do_sample=True, details=True)
     details = json.loads(answer.body)["details"]
