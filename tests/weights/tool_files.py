@@ -10,6 +10,7 @@ Transformers in fp32 with the weights that the tool's own dequantisation gives: 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import shutil
@@ -237,30 +238,36 @@ def grid_of(
 
 
 def of_gptqmodel(root: Path) -> Iterator[Case]:
-    """Packed by its own layers."""
+    """Packed by its own layers, with inputs in order and in another."""
     from gptqmodel.nn_modules.qlinear.torch import TorchLinear
 
-    for bits, size in ((4, 128), (8, 128), (3, 128)):
+    size = 64
+    for bits, is_ordered in itertools.product((2, 3, 4, 8), (False, True)):
         state = dict(FLOATS)
         stored = {name: tensor for name, tensor in FLOATS.items() if name not in LINEARS}
         for name in LINEARS:
             num_outputs, num_inputs = FLOATS[name].shape
-            scales, zeros, state[name] = grid_of(FLOATS[name], size, bits)
+            order = torch.arange(num_inputs)
+            if is_ordered:
+                order = torch.randperm(num_inputs, generator=torch.Generator().manual_seed(bits))
+            places = order.argsort()
+            scales, zeros, made = grid_of(FLOATS[name][:, order], size, bits)
+            state[name] = made[:, places].contiguous()
             linear = torch.nn.Linear(num_inputs, num_outputs, bias=False)
             linear.weight.data = state[name].clone()
             layer = TorchLinear(
-                bits=bits, group_size=size, sym=False, desc_act=False, in_features=num_inputs,
+                bits=bits, group_size=size, sym=False, desc_act=is_ordered, in_features=num_inputs,
                 out_features=num_outputs, bias=False, pack_dtype=torch.int32,
                 register_buffers=True,
             )  # fmt: skip
-            groups = (torch.arange(num_inputs) // size).int()
+            groups = (places // size).int()
             layer.pack(linear=linear, scales=scales, zeros=zeros, g_idx=groups)
             prefix = name.removesuffix("weight")
             stored |= {prefix + key: value for key, value in layer.state_dict().items()}
-        settings = {"quant_method": "gptq", "bits": bits, "group_size": size, "desc_act": False}
-        settings |= {"sym": False, "checkpoint_format": "gptq_v2"}
-        path = directory_of(root / f"gptqmodel-{bits}", stored, settings)
-        yield f"gptqmodel, {bits} bits", path, state
+        settings = {"quant_method": "gptq", "bits": bits, "group_size": size}
+        settings |= {"desc_act": is_ordered, "sym": False, "checkpoint_format": "gptq_v2"}
+        name = f"gptqmodel, {bits} bits{', act-order' if is_ordered else ''}"
+        yield name, directory_of(root / name, stored, settings), state
 
 
 def main() -> None:
