@@ -176,7 +176,7 @@ def test_cublaslt_is_asked_once_per_shape(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("dtype", [torch.bfloat16])
 @pytest.mark.parametrize(
     ("rows", "inputs", "outputs"),
-    [(1, 8, 1), (70, 40, 130), (64, 64, 64), (9, 37, 66), (130, 3, 5)],
+    [(1, 8, 1), (70, 40, 130), (64, 64, 64), (9, 37, 66), (130, 3, 5), (12, 1416, 24)],
 )
 def test_native_linear_in_tiles(
     device: torch.device,

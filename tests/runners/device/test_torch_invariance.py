@@ -216,10 +216,10 @@ NATIVE = "native tiles: linear, grouped_linear, attention; native: "
 @pytest.mark.parametrize(
     ("variant", "changes", "condition"),
     [
-        ("llama3", {"quantize": "int8"}, "chunks of 7"),
+        ("llama3", {"quantize": "int8"}, "prefixes from the cache"),
         ("llama3", {"quantize": "int4"}, "chunks of 7"),
         ("gemma2", {"quantize": "int8", "kv_dtype": "int8"}, "chunks of 7"),
-        ("qwen3", {"kv_dtype": "fp8_e4m3fn"}, "prefixes from the cache"),
+        ("qwen3", {"kv_dtype": "fp8_e4m3fn"}, "chunks of 7"),
         ("mixtral", {"quantize": "int8"}, "chunks of 7"),
         ("qwen3_moe", {}, "chunks of 7"),
     ],
