@@ -6,8 +6,9 @@ list of allowed keys isn't kept here: every key is explained, and ``--strict`` r
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from lmi_core.config.model_config import ModelConfig
@@ -60,11 +61,27 @@ def _check_files(
     for channel in channels:
         if not channel.is_dir():
             raise UserError(f"{channel} ({CHANNELS}) isn't a directory", field=CHANNELS)
-    roots = {*directories, *channels}
-    for path in sorted(path for root in roots for path in root.rglob("*") if path.is_file()):
+    for path in _files([*directories, *channels]):
         for name in controls:
             if name in _FILES and _FILES[name](path):
                 raise UserError(f"{path} is forbidden by {name} ({CONTROLS}): leave it out")
+
+
+def _files(roots: Iterable[Path]) -> Iterator[Path]:
+    """All files in directories, those that links lead to included; none twice by links in a
+    circle."""
+    seen: set[str] = set()
+    for root in roots:
+        for place, names, files in os.walk(root, followlinks=True):
+            names[:] = [name for name in sorted(names) if _is_new(os.path.join(place, name), seen)]
+            yield from (path for name in sorted(files) if (path := Path(place, name)).is_file())
+
+
+def _is_new(directory: str, seen: set[str]) -> bool:
+    real = os.path.realpath(directory)
+    is_new = real not in seen
+    seen.add(real)
+    return is_new
 
 
 def _in_force(environ: Mapping[str, str]) -> list[str]:
@@ -85,9 +102,11 @@ def _in_force(environ: Mapping[str, str]) -> list[str]:
 
 def _check_keys(model: ModelConfig, controls: Iterable[str]) -> None:
     entry = str(model.get("option.entryPoint") or "djl_python.")
+    python = model.get("option.pythonExecutable")
     forbidden = (
         (_REMOTE_CODE, "option.trust_remote_code", model.trust_remote_code),
         (_SCRIPTS, "option.entryPoint", not entry.startswith("djl_python.")),
+        (_SCRIPTS, "option.pythonExecutable", python not in (None, "python", "python3")),
         (_TEMPLATE, "option.chat_template", model.get("option.chat_template") is not None),
     )
     for name, key, is_given in forbidden:

@@ -32,6 +32,12 @@ HANDLE = "def handle(inputs):\n    return None\n"
             ("-o", "option.entryPoint=other.py"),
             "option.entryPoint is",
         ),
+        (
+            "DISALLOW_CUSTOM_INFERENCE_SCRIPTS",
+            lambda model: None,
+            ("-o", "option.pythonExecutable=/models/m/python"),
+            "option.pythonExecutable is",
+        ),
         ("DISALLOW_CHAT_TEMPLATE", write("chat_template.jinja", "x"), (), "chat_template.jinja is"),
         (
             "DISALLOW_CHAT_TEMPLATE",
@@ -65,6 +71,18 @@ def test_secure_mode_looks_into_channels(model, tmp_path):
         str(model), environ=NO_PICKLES | {"SAGEMAKER_UNTRUSTED_CHANNELS": str(channel)}
     )
     assert (code, "weights.pkl" in shown) == (2, True)
+
+
+def test_secure_mode_follows_links(model, tmp_path):
+    """To directories outside, and in a circle."""
+    outside = tmp_path / "outside"
+    (outside / "deep").mkdir(parents=True)
+    (outside / "deep/again").symlink_to(outside, target_is_directory=True)
+    (model / "more").symlink_to(outside, target_is_directory=True)
+    assert explain(str(model), environ=NO_PICKLES)[0] == 0
+    (outside / "deep/weights.pkl").write_bytes(b"")
+    code, shown = explain(str(model), environ=NO_PICKLES)
+    assert (code, "more/deep/weights.pkl is forbidden" in " ".join(shown.split())) == (2, True)
 
 
 @pytest.mark.parametrize(
