@@ -19,6 +19,7 @@ from lmi_core.config.problem import Problem, Problems
 from lmi_core.config.secure_mode import check_secure
 from lmi_core.config.targets.placed_subject import DEGREE
 from lmi_core.config.targets.placement_on_cpu import COPY_KEYS
+from lmi_core.config.targets.rotary_settings import ROTARY_KEYS
 from lmi_core.config.targets.server_config import ServerConfig
 from lmi_core.errors import MissingExtraError, UserError
 from lmi_core.settings.placement import VISIBLE
@@ -226,6 +227,8 @@ def _check_native(
     except UserError as error:
         if error.field == DRAFT_FIELD and model.draft is not None:
             error.field = model.draft.key
+        elif error.field is not None and error.field.startswith("rope_"):
+            error.field = next(filter(model.values.__contains__, ROTARY_KEYS), error.field)
         raise
     if is_here:
         check_memory(found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -14,6 +15,17 @@ if TYPE_CHECKING:
 
 _OLD_KINDS = {"su": "longrope"}
 KINDS: tuple[RopeKind, ...] = tuple(kind for kind in get_args(RopeKind) if kind != "none")
+_ORIGINAL = "original_max_position_embeddings"
+_UNSCALED = ("rope_theta", "partial_rotary_factor")
+_NAMES = frozenset(
+    {
+        *("rope_type", "type", "factor", _ORIGINAL, *_UNSCALED, "truncate"),
+        *("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"),
+        *("low_freq_factor", "high_freq_factor", "short_factor", "long_factor"),
+        *("mrope_section", "mrope_interleaved"),  # of places in images, which texts don't have
+    }
+)
+"""What Transformers knows of rotary settings."""
 _MAX_POSITIONS = 2**31 - 1
 """Positions are 32-bit numbers."""
 
@@ -22,21 +34,39 @@ def override_rope(config: HfConfig, asked: EngineConfig) -> HfConfig:
     """A checkpoint's configuration with the rotary settings of ``asked``; None leaves its own.
 
     As in text-generation-inference's launcher, a kind alone has the factor 1, and a factor alone
-    is linear (TGI's launcher).
+    is linear (TGI's launcher). Raises ModelError for an object that no checkpoint may have.
     """
-    kind, factor, theta = asked.rope_scaling, asked.rope_factor, asked.rope_theta
-    if kind is None and factor is None and theta is None:
+    scaling, factor, theta = asked.rope_scaling, asked.rope_factor, asked.rope_theta
+    if scaling is None and factor is None and theta is None:
         return config
+    config = replace(config, overridden=frozenset((*_KEYS, "rope_theta")))
     _, values = rope_values(config)
-    if kind is not None or factor is not None:
-        own = values.get("rope_theta", config.get("rope_theta"))
-        values = {"rope_type": kind or "linear", "factor": factor or 1.0}
-        # Without one, it is the family's.
-        values |= {} if own is None else {"rope_theta": own}
+    replaced = {*_KEYS}
+    if scaling is not None or factor is not None:
+        # Those that are the model's, whatever scales them; without any, they are the family's.
+        own = {name: values.get(name, config.get(name)) for name in _UNSCALED}
+        if isinstance(scaling, dict):
+            if (problem := objection_to(scaling)) is not None:
+                raise config.error(_KEYS[0], problem)
+            values = {**scaling, **({} if factor is None else {"factor": factor})}
+            replaced |= {_ORIGINAL} & values.keys()
+        else:
+            values = {"rope_type": scaling or "linear", "factor": factor or 1.0}
+        values = {k: v for k, v in own.items() if v is not None} | values
     if theta is not None:
         values = {**values, "rope_theta": theta}
-    rest = {key: value for key, value in config.values.items() if key not in _KEYS}
+    rest = {key: value for key, value in config.values.items() if key not in replaced}
     return replace(config, values={**rest, _KEYS[0]: values})
+
+
+def objection_to(scaling: Mapping[str, Any]) -> str | None:
+    """What speaks against an object that is asked for, whatever the model; None: nothing."""
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    if not isinstance(kind, str) or _OLD_KINDS.get(kind, kind) not in KINDS:
+        return f"has rope_type {kind!r:.40}; supported: {', '.join(KINDS)}"
+    if unknown := sorted(scaling.keys() - _NAMES):
+        return f"has {unknown[0][:40]!r}; allowed are {', '.join(sorted(_NAMES))}"
+    return None
 
 
 def rope_spec(
@@ -155,7 +185,7 @@ def _theta(config: HfConfig, values: dict[str, Any], default: float = 10000.0) -
 
 
 def _original_max_positions(config: HfConfig, spec: _Reader, max_positions: int) -> int:
-    name = "original_max_position_embeddings"
+    name = _ORIGINAL
     if config.values.get(name) is not None:
         return config.integer(name)
     positions = int(spec.number(name, float(max_positions)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from lmi_core.errors import UserError
 from lmi_core.settings.field_checks import check_fields
@@ -87,10 +87,11 @@ class EngineConfig:
     with the checkpoint's scales of each layer, or none."""
     max_model_len: int | None = None
     """Longest prompt plus output in tokens; None: the model's own limit."""
-    rope_scaling: Literal["linear", "dynamic"] | None = None
+    rope_scaling: Literal["linear", "dynamic"] | dict[str, Any] | None = None
     rope_factor: float | None = None
     rope_theta: float | None = None
-    """Rotary settings instead of the checkpoint's own; a factor alone is linear."""
+    """Rotary settings instead of the checkpoint's own; a factor alone is linear, and an object is
+    what config.json has (``rope_type``, ``factor`` and their like)."""
     max_num_seqs: int = 32
     """Sequences that run at once (max_rolling_batch_size)."""
     max_num_batched_tokens: int | None = None

@@ -35,10 +35,14 @@ class HfConfig:
     """Union of both files' ids, ascending."""
     keys: Mapping[str, str] = field(default_factory=dict)
     """What the family calls a key, where that isn't what most do."""
+    overridden: frozenset[str] = frozenset()
+    """Keys whose values aren't the file's, but asked for instead."""
 
     def error(self, key: str, problem: str) -> ModelError:
         name = _gguf_key(self.values, key) or self.keys.get(key, key)
-        return ModelError(f"{self.path}: {name} {problem}", field=name)
+        is_asked = key.partition(".")[0] in self.overridden
+        where = f"asked for in place of what {self.path} says" if is_asked else self.path
+        return ModelError(f"{where}: {name} {problem}", field=name)
 
     def get(self, key: str, default: Any = None) -> Any:
         """The value as it is, by the family's name of the key or the usual one."""

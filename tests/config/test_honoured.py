@@ -18,6 +18,7 @@ pytestmark = pytest.mark.timeout(120)
 
 PROMPT = tuple(range(10, 50))
 TRTLLM = "engine=MPI\noption.rolling_batch=trtllm\n"
+YARN = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 1024}
 
 
 @asynccontextmanager
@@ -282,6 +283,14 @@ def test_fp8_caches(configured, kv_dtype, device):
             "linear",
         ),
         (f"{TRTLLM}option.rotary_base=500000\n", (), "theta"),
+        ("", ("--rope-theta", "500000"), "theta"),
+        ("", ("--rope-scaling", '{"rope_type": "linear", "factor": 2}'), "linear"),
+        ("", ("--rope-scaling", '{"type": "dynamic", "factor": 2.0}'), "dynamic"),
+        ("", ("--rope-scaling", json.dumps(YARN)), "yarn"),
+        (f"option.rope_scaling={json.dumps(YARN)}\n", (), "yarn"),
+        ("", ("--hf-overrides", json.dumps({"rope_parameters": YARN})), "yarn"),
+        ("", ("--hf-overrides", json.dumps({"text_config": {"rope_scaling": YARN}})), "yarn"),
+        ("", ("--hf-overrides", '{"rope_scaling": null, "rope_theta": 500000}'), "theta"),
     ],
 )
 def test_rotary_settings(configured, properties, argv, expected, tmp_path):
@@ -290,6 +299,7 @@ def test_rotary_settings(configured, properties, argv, expected, tmp_path):
         "linear": {"rope_theta": 10000.0, "rope_type": "linear", "factor": 2.0},
         "dynamic": {"rope_theta": 10000.0, "rope_type": "dynamic", "factor": 2.0},
         "theta": {"rope_theta": 500000.0, "rope_type": "default"},
+        "yarn": {"rope_theta": 10000.0, **YARN},
     }[expected]
     own = tmp_path / "own"
     shutil.copytree(cached_checkpoint("llama2", dtype="bfloat16"), own)

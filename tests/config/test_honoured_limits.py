@@ -106,6 +106,7 @@ def test_tokens_of_a_step(configured, properties, argv):
         ("option.entryPoint=djl_python.transformers_neuronx\noption.n_positions=24\n", ()),
         (f"{TRTLLM}option.max_input_len=16\noption.max_output_len=8\n", ()),
         ("", ("--model-id", "MODEL", "--max-total-tokens", "24")),
+        ("", ("--max-model-len", "0.024k")),
     ],
 )
 def test_length_of_a_sequence(configured, properties, argv):
@@ -118,6 +119,12 @@ def test_length_of_a_sequence(configured, properties, argv):
                 await generate(engine, PROMPT[:24])
 
     run(main())
+
+
+@pytest.mark.parametrize("word", ["auto", "-1"])
+def test_a_length_of_the_models_own(configured, word):
+    written = configured("", ("--max-model-len", word))
+    assert (written.max_model_len, configured().max_model_len) == (None, None)
 
 
 def test_tokens_of_the_batch(configured):
@@ -139,11 +146,10 @@ def test_tokens_of_the_batch(configured):
     run(main())
 
 
-def test_bytes_of_the_cache(configured):
+@pytest.mark.parametrize("written", ["kv_cache_bytes=64K", "kv_cache_memory_bytes=65.536k"])
+def test_bytes_of_the_cache(configured, written):
     async def main():
-        config = configured(
-            "option.kv_cache_bytes=64K\noption.block_size=16\noption.max_model_len=128\n"
-        )
+        config = configured(f"option.{written}\noption.block_size=16\noption.max_model_len=128\n")
         async with running(config) as engine:
             info = engine.info
             assert 32 << 10 < info.runner.kv_cache_bytes <= 64 << 10

@@ -4,7 +4,16 @@ Source: ``vllm serve --help`` and ``llama-server --help``.
 """
 
 from lmi_core.config.table.option import Action, Option, honoured, mapped, no_effect, refused
-from lmi_core.config.table.value_type import Bool, Choice, Float, Int, Json, Text, ValueType
+from lmi_core.config.table.value_type import (
+    Bool,
+    Choice,
+    Float,
+    Int,
+    Json,
+    ScaledInt,
+    Text,
+    ValueType,
+)
 
 SYNONYMS = {
     "--api": "api",
@@ -132,6 +141,14 @@ OPTIONS = (
         passed_on=False,
     ),
     _vllm(
+    _vllm(
+        "kv_cache_memory_bytes",
+        ScaledInt(),
+        "Bytes of the KV cache; 2g is 2000000000, 2G a power of 1024.",
+        honoured(
+            "kv_cache_bytes", test="tests/config/test_honoured_limits.py::test_bytes_of_the_cache"
+        ),
+    ),
         "data_parallel_size",
         Int(1),
         "Copies of the model.",
@@ -159,7 +176,11 @@ OPTIONS = (
         "hf_overrides",
         Json(),
         "Keys of config.json to be replaced.",
-        refused("change the model's config.json"),
+        honoured(
+            None,
+            "rotary settings (rope_parameters, rope_scaling, rope_theta); others are refused",
+            test="tests/config/test_honoured.py::test_rotary_settings",
+        ),
     ),
     _vllm(
         "compilation_config",

@@ -2,17 +2,18 @@
 
 from lmi_core.config.table.common import LONG_DTYPES
 from lmi_core.config.table.option import Flag, Option, honoured, mapped, needs, no_effect
-from lmi_core.config.table.value_type import Bool, Choice, Float, Int, Text
+from lmi_core.config.table.value_type import Bool, Choice, Float, Int, ScaledInt, Text
 
 _BOTH = ("lmi_dist", "vllm")
 _SYSTEMS = ("lmi_dist",)
 _DRAFT = "speculation.draft_model"
 _TRT_DRAFT = no_effect("TensorRT-LLM's is option.speculative_config, with a decoding_type")
+_AUTO_LENGTH = mapped(None, "the model's own length, as far as the KV cache holds it")
 
 OPTIONS = (
     Option(
         key="option.max_rolling_batch_prefill_tokens",
-        type=Int(1),
+        type=ScaledInt(),
         doc="Tokens that one step may process.",
         systems=(*_BOTH, "tgi"),
         spellings=("option.max_num_batched_tokens",),
@@ -38,16 +39,18 @@ OPTIONS = (
     ),
     Option(
         key="option.max_model_len",
-        type=Int(1),
-        doc="Most tokens of one sequence, prompt and answer together.",
+        type=ScaledInt(has_auto=True),
+        doc="Most tokens of one sequence, prompt and answer together; auto, the default: what "
+        "the model has positions and the KV cache has room for.",
         systems=(*_BOTH, "lmi"),
         actions={
             "lmi": honoured(
                 "max_model_len",
                 test="tests/config/test_honoured_limits.py::test_length_of_a_sequence",
+                by_value={"auto": _AUTO_LENGTH},
             ),
-            "vllm": mapped("max_model_len"),
-            "trtllm": mapped("max_seq_len"),
+            "vllm": mapped("max_model_len", convert={"auto": -1}),
+            "trtllm": mapped("max_seq_len", by_value={"auto": _AUTO_LENGTH}),
         },
     ),
     Option(

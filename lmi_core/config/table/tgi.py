@@ -7,11 +7,22 @@ from lmi_core.config.table.option import (
     honoured,
     mapped,
     no_effect,
+    refused,
 )
-from lmi_core.config.table.value_type import Bool, Choice, Float, Int, Items, Text, ValueType
+from lmi_core.config.table.value_type import (
+    Bool,
+    Choice,
+    Float,
+    Int,
+    Items,
+    Json,
+    Text,
+    ValueType,
+)
 from lmi_core.config.table.vllm import CHAT_TEMPLATE
 
 _ROPE = "tests/config/test_honoured.py::test_rotary_settings"
+_VLLM_ROPE = refused('vLLM has it as option.hf_overrides={"rope_parameters": {...}}')
 _MIXED = no_effect(
     "prompts are chunked and mixed with decoding, so none waits for decoding to pause; TGI ignores "
     "it then, too"
@@ -136,15 +147,18 @@ OPTIONS = (
     ),
     tgi_flag(
         "--rope-scaling",
-        Choice(("linear", "dynamic"), exact=True),
-        "Rotary scaling.",
+        Json(of_object=True, words=("linear", "dynamic")),
+        "Rotary scaling: a word, whose factor is --rope-factor, or an object as in config.json and "
+        'in vLLM: {"rope_type": "yarn", "factor": 2}.',
         honoured("rope_scaling", test=_ROPE),
+        vllm=_VLLM_ROPE,
     ),
     tgi_flag(
         "--rope-factor",
         Float(1),
         "Factor of rotary scaling.",
         honoured("rope_factor", test=_ROPE),
+        vllm=_VLLM_ROPE,
     ),
     tgi_flag(
         "--tokenizer-config-path",

@@ -1,6 +1,7 @@
 """What a Transformers model in our engine does with the keys of a model."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from lmi_core.config.table.common import LONG_DTYPES, TEXT_TASKS
 from lmi_core.config.table.option import (
@@ -72,7 +73,9 @@ ACTIONS: Mapping[str, Action] = {
     "option.max_num_sequences": _ROWS,
     "option.max_rolling_batch_prefill_tokens": _TOKENS,
     "option.max_num_tokens": _TOKENS,
-    "option.max_model_len": _LENGTH,
+    "option.max_model_len": replace(
+        _LENGTH, by_value={"auto": mapped(None, "the model's own length")}
+    ),
     "option.max_tokens": _LENGTH,
     "option.n_positions": _LENGTH,
     "option.max_total_tokens": _LENGTH,
@@ -111,6 +114,7 @@ ACTIONS: Mapping[str, Action] = {
         "padding and company change roundings; only the CPU engine's tokens don't depend on them",
         idle=(False,),
     ),
+    "option.hf_overrides": refused("write it into the model's config.json"),
     "option.rope_scaling": _ROTARY,
     "option.rope_factor": _ROTARY,
     "option.rotary_base": _ROTARY,

@@ -200,13 +200,18 @@ OPTIONS = (
         trtllm=_OWN_CHOICE,
     ),
     _trt("use_fused_mlp", Bool(), "Fuse the gated MLP.", False, trtllm=_OWN_CHOICE),
-    _trt(
-        "rotary_base",
-        Float(0, above=True),
-        "Base of the rotary embedding.",
-        10000.0,
-        honoured("rope_theta", test=_ROPE),
-        _ROTARY,
+    Option(
+        key="option.rotary_base",
+        type=Float(0, above=True),
+        doc="Base of the rotary embedding, instead of the model's own.",
+        systems=("trtllm", "vllm"),
+        defaults={"trtllm": 10000.0},
+        spellings=("option.rope_theta",),
+        actions={
+            "lmi": honoured("rope_theta", test=_ROPE),
+            "trtllm": _ROTARY,
+            "vllm": refused('vLLM has it as option.hf_overrides={"rope_parameters": {...}}'),
+        },
     ),
     _trt(
         "rotary_dim",

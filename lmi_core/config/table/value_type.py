@@ -22,6 +22,8 @@ _RATE = re.compile(
     re.ASCII,
 )
 _INTEGER = re.compile(r"[+-]?[0-9]{1,40}", re.ASCII)
+_SCALED = re.compile(r"([0-9]{1,19})(?:\.([0-9]{1,12}))?([kKmMgGtT])", re.ASCII)
+_DECIMAL = {"k": 3, "m": 6, "g": 9, "t": 12}
 
 
 class ValueType(Protocol):
@@ -96,6 +98,45 @@ class Int:
         else:
             span = "integer"
         return " or ".join((span, *self.words))
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledInt:
+    """A positive integer as vLLM's command line has it: 4k is 4000, 1.5k is 1500 and 4K is 4096;
+    ``has_auto``: or -1, which is the word auto.
+
+    Source: ``human_readable_int_or_auto`` of vLLM's arg_utils.py.
+    """
+
+    has_auto: bool = False
+
+    def parse(self, text: str) -> int | str:
+        word = text.strip()
+        if self.has_auto and word.lower() in ("auto", "-1"):
+            return "auto"
+        if match := _SCALED.fullmatch(word):
+            value = self._scaled(match[1], match[2] or "", match[3])
+        elif _INTEGER.fullmatch(word):
+            value = int(word)
+        else:
+            raise ValueError(f"is not {self.describe()}")
+        if not 1 <= value <= INT64_MAX:
+            raise ValueError(f"is out of range, allowed is {self.describe()}")
+        return value
+
+    def _scaled(self, whole: str, fraction: str, unit: str) -> int:
+        if unit.isupper() and fraction:
+            raise ValueError(
+                f"has a fraction of {unit}, which is a power of 1024: write "
+                f"{whole}.{fraction}{unit.lower()}, a power of 1000, or a whole number"
+            )
+        if unit.isupper():
+            return int(whole) << _SHIFTS[unit.lower()]
+        return int(int(whole + fraction) * 10 ** _DECIMAL[unit] // 10 ** len(fraction))
+
+    def describe(self) -> str:
+        span = "integer >= 1, such as 4000, 4k (the same) or 4K (4096)"
+        return f"{span}, or auto" if self.has_auto else span
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,17 +240,27 @@ class Items:
 
 @dataclass(frozen=True, slots=True)
 class Json:
-    """A JSON document, kept as the text it was written as."""
+    """A JSON document, kept as the text it was written as; ``of_object``: an object, or one of
+    ``words``, as which it is kept."""
+
+    of_object: bool = False
+    words: tuple[str, ...] = ()
 
     def parse(self, text: str) -> str:
+        if (word := text.strip()) in self.words:
+            return word
         try:
-            json.loads(text)
+            value = json.loads(text)
         except (ValueError, RecursionError) as error:
+            if self.words:
+                raise ValueError(f"is not {self.describe()}") from None
             raise ValueError(f"is not valid JSON ({error})") from None
+        if self.of_object and not isinstance(value, dict):
+            raise ValueError(f"is not {self.describe()}")
         return text
 
     def describe(self) -> str:
-        return "JSON"
+        return " or ".join((*self.words, "a JSON object" if self.of_object else "JSON"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from lmi_core.config.table.capabilities import BACKENDS
 from lmi_core.config.table.effect import converted, effect_of_value
 from lmi_core.config.table.option import Outcome
 from lmi_core.config.targets.lengths import sum_of_lengths
+from lmi_core.config.targets.rotary_settings import ROTARY_KEYS, refuse_overrides, rotary_fields
 from lmi_core.errors import ModelError, UserError
 from lmi_core.settings.engine_config import BLOCK_MULTIPLE, EngineConfig, is_too_long
 from lmi_core.settings.placement import Placement
@@ -88,22 +89,14 @@ def engine_settings(
     allowed = frozenset(field.name for field in fields(_CONFIGS[backend])) - _NOT_SET
     chosen: dict[str, Value] = {}
     for value in values.used():
-        action = value.option.actions.get(backend)
-        if action is None:
-            continue
-        action = action.for_value(value.value)
-        field = action.setting
-        if field not in allowed or effect_of_value(value, backend).outcome not in (
-            Outcome.HONOURED,
-            Outcome.MAPPED,
-        ):
-            continue
-        target = converted(action, value.value)
-        if field not in chosen:
-            chosen[field] = value
-            settings[field] = target
-        elif settings[field] != target and chosen[field].setting.rank == value.setting.rank:
-            _conflict(chosen[field], value, field, backend, problems)
+        for field, target in _fields(value, backend).items():
+            if field not in allowed or value.option.key in values.refused:
+                continue
+            if field not in chosen:
+                chosen[field] = value
+                settings[field] = target
+            elif settings[field] != target and chosen[field].setting.rank == value.setting.rank:
+                _conflict(chosen[field], value, field, backend, problems)
     length = sum_of_lengths(values)
     if length is not None:
         settings.setdefault("max_model_len", length)
@@ -122,6 +115,18 @@ def engine_settings(
         return None
     _check(config, backend, values, files, problems)
     return EngineSettings(config, tuple(settings))
+
+
+def _fields(value: Value, backend: str) -> Mapping[str, object]:
+    """What a value sets of the engine's configuration."""
+    action = value.option.actions.get(backend)
+    outcome = effect_of_value(value, backend).outcome
+    if action is None or outcome not in (Outcome.HONOURED, Outcome.MAPPED):
+        return {}
+    if value.option.key in ROTARY_KEYS:
+        return rotary_fields(value)
+    action = action.for_value(value.value)
+    return {} if action.setting is None else {action.setting: converted(action, value.value)}
 
 
 def _devices(
@@ -163,6 +168,7 @@ def settle_keys(
         if system == "trtllm":
             _quantise_as_trtllm(values, files, placement)
         _refuse_other_quantisations(values, files)
+        refuse_overrides(values)
         if placement.device != "cpu":
             _check_ops(environ, problems)
 
