@@ -204,7 +204,7 @@ def _check_template(model: ModelConfig, directory: Path | None) -> None:
 def _check_sampling(model: ModelConfig, directory: Path) -> tuple[str, ...]:
     from lmi_core.config.targets.sampling_defaults import sampling_note
 
-    return sampling_note(model, directory) if model.backend in ("lmi", "transformers") else ()
+    return sampling_note(model, directory)
 
 
 def _check_native(

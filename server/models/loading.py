@@ -203,7 +203,7 @@ def build_options(launch: Launch | CustomCodeLaunch) -> ServerOptions:
             and launch.formatter.output_formatter is not None,
         ),
         tgi=_tgi_options(launch),
-        sampling_defaults=_sampling_defaults(launch),
+        sampling_defaults=sampling_defaults(model, engine.model),
         chat_template=_chat_template(launch),
         has_lora=engine.lora is not None,
     )
@@ -227,13 +227,6 @@ def _limits(launch: Launch) -> AnswerLimits:
         first_s=float(read_s) if isinstance(read_s, int) else None,
         next_s=float(min(given)) if given else None,
     )
-
-
-def _sampling_defaults(launch: Launch) -> dict[str, float]:
-    """None where the library has them itself."""
-    if isinstance(launch.engine, LibraryConfig):
-        return {}
-    return sampling_defaults(launch.model, launch.engine.model)
 
 
 def _chat_template(launch: Launch) -> ChatTemplate | None:

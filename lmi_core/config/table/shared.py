@@ -40,6 +40,7 @@ FRONT = frozenset(
         "option.model_dir",
         "option.model_loading_timeout",
         "option.output_formatter",
+        "option.override_generation_config",
         "option.parallel_loading",
         "option.predict_timeout",
         "option.pythonExecutable",

@@ -157,6 +157,19 @@ OPTIONS = (
         },
     ),
     Option(
+        key="option.override_generation_config",
+        type=Json(of_object=True),
+        doc="The same as an object of generation_config.json's keys, which come before the file's.",
+        systems=_SYSTEMS,
+        actions={
+            "lmi": honoured(
+                None,
+                "defaults of requests on OpenAI's routes, before those of the file",
+                test="tests/server/models/test_sampling_defaults.py::test_an_object_comes_before_the_file",
+            ),
+        },
+    ),
+    Option(
         key="option.cpu_offload_gb_per_gpu",
         type=Float(0),
         doc="GiB of weights kept in host memory per device.",

@@ -72,3 +72,33 @@ def test_values_that_no_request_may_have(tmp_path: Path) -> None:
     model = configured(tmp_path, "option.generation_config=auto\n", {"top_p": 1.5})
     with pytest.raises(ModelError, match=r"top_p is 1\.5, but must be a number from .* to 1;"):
         sampling_defaults(model, tmp_path)
+
+
+def overriding(text: str, generation_config: str = "auto") -> str:
+    return (
+        f"option.generation_config={generation_config}\noption.override_generation_config={text}\n"
+    )
+
+
+def test_an_object_comes_before_the_file(tmp_path: Path) -> None:
+    written = overriding('{"temperature": 0.5, "max_new_tokens": 9}')
+    params = params_of(configured(tmp_path, written), tmp_path)
+    assert (params.temperature, params.top_p, params.max_new_tokens) == (0.5, 0.9, 9)
+    assert params_of(configured(tmp_path, written), tmp_path, temperature=0.1).temperature == 0.1
+    alone = configured(tmp_path, overriding('{"top_k": 3}', "vllm"))
+    assert sampling_defaults(alone, tmp_path) == {"top_k": 3}
+    assert sampling_note(alone, tmp_path) == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"temperature": "hot"}', r"_generation_config: temperature is 'hot', but must be a num"),
+        ('{"temprature": 0.5}', r"has 'temprature'; allowed are temperature, top_p"),
+    ],
+)
+def test_objects_that_no_request_may_have(text: str, said: str, tmp_path: Path) -> None:
+    model = configured(tmp_path, overriding(text))
+    with pytest.raises(UserError, match=said) as caught:
+        sampling_defaults(model, tmp_path)
+    assert caught.value.field == "option.override_generation_config"
