@@ -121,6 +121,8 @@ class _Parser:
     def _flag(self, argument: str) -> None:
         name, separator, inline = argument.partition("=")
         value = inline if separator else None
+        if name.startswith("-O") and name[2:].isdecimal():  # vLLM's level of optimisation, glued on
+            name, value = "-O", name[2:]
         if name in ("-h", "--help"):
             self.result.help = True
         elif name in _OWN_SWITCHES and value is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from dataclasses import replace
 from functools import cache, lru_cache
 
@@ -104,6 +105,7 @@ def key_of(text: str) -> str | None:
 
 _LONGEST_SUGGESTED = 60
 _PREFIX = "option."
+_NO = re.compile("(no|not|disable|without|dis)_")
 
 
 @lru_cache(maxsize=1024)
@@ -166,5 +168,12 @@ def _nearest(text: str, known: dict[str, str]) -> str | None:
         return None
     # The prefix that most keys have would make short names alike.
     bare = {name.removeprefix(_PREFIX): name for name in known}
-    near = difflib.get_close_matches(normal.removeprefix(_PREFIX), bare, n=1, cutoff=0.75)
-    return known[bare[near[0]]] if near else None
+    normal = normal.removeprefix(_PREFIX)
+    near = difflib.get_close_matches(normal, bare, n=1, cutoff=0.75)
+    return known[bare[near[0]]] if near and not _are_opposites(near[0], normal) else None
+
+
+def _are_opposites(one: str, other: str) -> bool:
+    """Whether one of two names says no to what the other says."""
+    nos = [_NO.match(name.lstrip("_")) is not None for name in (one, other)]
+    return nos[0] != nos[1]

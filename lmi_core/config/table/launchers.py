@@ -41,11 +41,14 @@ SYNONYMS = {
     "--ssl-keyfile": "private_key_file",
     "--uvicorn-log-level": "log_level",
     "--disable-log-requests": "option.disable_log_requests",
+    "--enable-log-requests": "option.enable_log_requests",
     "--disable-log-stats": "option.disable_log_stats",
     "--otlp-traces-endpoint": "option.otlp_endpoint",
     "-tp": "option.tensor_parallel_degree",
+    "-dp": "option.data_parallel_size",
     "-pp": "option.pipeline_parallel_degree",
     "-q": "option.quantize",
+    "-O": "option.compilation_config",
     # llama-server
     "-c": "option.ctx_size",
     "-np": "option.max_rolling_batch_size",
@@ -87,17 +90,23 @@ def _llama(name: str, kind: ValueType, doc: str, native: Action) -> Option:
     return _of("llama_cpp", name, kind, doc, native, "")
 
 
-def _quiet(name: str, doc: str) -> Option:
+def _server(name: str, kind: ValueType, doc: str, action: Action) -> Option:
     return Option(
         key=f"option.{name}",
-        type=Bool(),
+        type=kind,
         doc=doc,
         systems=("vllm",),
         scope="server",
-        actions={
-            "server": no_effect("a request is one line without its text; --log-level sets which")
-        },
+        actions={"server": action},
     )
+
+
+def _quiet(name: str, kind: ValueType, doc: str) -> Option:
+    why = "a request is one line without its text; --log-level sets which"
+    return _server(name, kind, doc, no_effect(why))
+
+
+_TEXT_ONLY = no_effect("the lmi engine takes text only")
 
 
 _CACHE_TYPE = mapped(
@@ -134,14 +143,6 @@ OPTIONS = (
         ),
     ),
     _vllm(
-        "swap_space",
-        Float(0),
-        "GiB of host memory for blocks of preempted sequences.",
-        no_effect("preempted sequences are computed again"),
-        passed_on=False,
-    ),
-    _vllm(
-    _vllm(
         "kv_cache_memory_bytes",
         ScaledInt(),
         "Bytes of the KV cache; 2g is 2000000000, 2G a power of 1024.",
@@ -149,6 +150,14 @@ OPTIONS = (
             "kv_cache_bytes", test="tests/config/test_honoured_limits.py::test_bytes_of_the_cache"
         ),
     ),
+    _vllm(
+        "swap_space",
+        Float(0),
+        "GiB of host memory for blocks of preempted sequences.",
+        no_effect("preempted sequences are computed again"),
+        passed_on=False,
+    ),
+    _vllm(
         "data_parallel_size",
         Int(1),
         "Copies of the model.",
@@ -174,7 +183,7 @@ OPTIONS = (
     ),
     _vllm(
         "hf_overrides",
-        Json(),
+        Json(of_object=True),
         "Keys of config.json to be replaced.",
         honoured(
             None,
@@ -202,8 +211,38 @@ OPTIONS = (
         no_effect("llguidance compiles grammars"),
         passed_on=False,
     ),
-    _quiet("disable_log_requests", "Log no requests."),
-    _quiet("disable_log_stats", "Log no statistics."),
+    _vllm(
+        "async_scheduling",
+        Bool(),
+        "Plan a step while the one before runs.",
+        no_effect("option.overlap, which is on by default, does"),
+    ),
+    _vllm(
+        "attention_backend",
+        Text("name"),
+        "Attention kernels.",
+        no_effect("the lmi engine has kernels of its own; lmi doctor names them"),
+    ),
+    _vllm(
+        "disable_custom_all_reduce",
+        Bool(),
+        "Sums over devices by NCCL alone.",
+        no_effect("each device has one way for it"),
+    ),
+    _vllm("language_model_only", Bool(), "Take no images and audio.", _TEXT_ONLY),
+    _vllm("mm_processor_kwargs", Json(of_object=True), "Settings of image processors.", _TEXT_ONLY),
+    _vllm("mm_processor_cache_gb", Float(0), "GiB of processed images.", _TEXT_ONLY),
+    _server(
+        "enable_prompt_tokens_details",
+        Bool(),
+        "Say in usage how many of the prompt's tokens were cached.",
+        no_effect("usage always does"),
+    ),
+    _quiet("disable_uvicorn_access_log", Bool(), "Log no requests of HTTP."),
+    _quiet("max_log_len", Int(0), "Most characters of a prompt in the log."),
+    _quiet("disable_log_requests", Bool(), "Log no requests."),
+    _quiet("enable_log_requests", Bool(), "Log requests."),
+    _quiet("disable_log_stats", Bool(), "Log no statistics."),
     _llama(
         "ctx_size",
         Int(0),
