@@ -97,7 +97,17 @@ def test_a_directory_that_the_variable_names_is_weaker_than_the_option(explained
     assert report.models[0].source.location == second
     row = next(row for row in report.rows[0] if row.key == "option.model_id")
     assert row.overridden == (f"HF_MODEL_ID: {first}",)
-    assert "option.model_id" not in explained(environ={"HF_MODEL_ID": first}).models[0].values
+
+
+@pytest.mark.parametrize(
+    "variable", ["HF_MODEL_ID", "OPTION_MODEL_ID", "MODEL_ID", "SM_VLLM_MODEL"]
+)
+def test_a_variable_that_names_a_directory_has_a_row(variable, explained, model_dir):
+    directory = model_dir("", config=LLAMA)
+    report = explained(environ={variable: directory})
+    assert report.models[0].source.location == directory
+    row = next(row for row in report.rows[0] if row.key == "option.model_id")
+    assert (row.value, row.where) == (directory, variable)
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def list_models(
     entries = _entries(server, shared, problems)
     listed = [m for e in entries or () if (m := list_entry(e, archives, problems)) is not None]
     if environ.get("HF_MODEL_ID"):
-        listed.append(_from_hub_variable(environ, shared))
+        listed.append(_from_hub_variable(environ))
     else:
         _warn_of_unused(environ, problems)
     if not listed and "option.model_id" in shared.known:
@@ -165,7 +165,7 @@ def list_entry(entry: ModelEntry, archives: Archives, problems: Problems) -> Lis
     return None
 
 
-def _from_hub_variable(environ: Mapping[str, str], shared: Values) -> Listed:
+def _from_hub_variable(environ: Mapping[str, str]) -> Listed:
     """``HF_MODEL_ID`` adds a model as if a properties file of its own had been written.
 
     So it is stronger than ``OPTION_MODEL_ID``. A directory is a model like any other, with its own
@@ -179,11 +179,9 @@ def _from_hub_variable(environ: Mapping[str, str], shared: Values) -> Listed:
     ]
     if is_dir(Path(model_id)):
         entry = ModelEntry(model_id, name_of(model_id), "HF_MODEL_ID")
+        weaker = Setting("option.model_id", model_id, Rank.ALIAS_VARIABLE, "HF_MODEL_ID")
         others = tuple(s for s in settings if s.key != "option.model_id")
-        if shared.where("option.model_id") not in ("", "HF_MODEL_ID"):
-            weaker = Setting("option.model_id", model_id, Rank.ALIAS_VARIABLE, "HF_MODEL_ID")
-            others = (*others, weaker)
-        return Listed(entry, Path(model_id), others)
+        return Listed(entry, Path(model_id), (*others, weaker))
     entry = ModelEntry(model_id, name_of_hub_id(model_id), "HF_MODEL_ID")
     return Listed(entry, None, tuple(settings))
 
