@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import io
 import sys
 import time
 from contextlib import aclosing
@@ -13,6 +14,7 @@ from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.errors import UserError
 from lmi_core.progress import TerminalProgress
+from lmi_core.text.prompt_errors import not_unicode
 
 if TYPE_CHECKING:
     from lmi_core.engine.engine import Engine
@@ -21,8 +23,21 @@ if TYPE_CHECKING:
 
 def generate(args: argparse.Namespace, model: LocalModel) -> int:
     """Load the model, write the completion to stdout as it is made, return the exit code."""
-    text = sys.stdin.read() if args.prompt == "-" else args.prompt
+    text = _read_standard_input() if args.prompt == "-" else args.prompt
     return asyncio.run(_generate(args, model, text))
+
+
+def _read_standard_input() -> str:
+    """As UTF-8, whatever the locale says, with line ends as ``open`` gives them."""
+    data = sys.stdin.buffer.read()
+    try:
+        return io.StringIO(data.decode(), newline=None).read()
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"standard input isn't UTF-8: byte {error.start} is 0x{data[error.start]:02x} "
+            f"({error.reason})",
+            field="prompt",
+        ) from None
 
 
 async def _generate(args: argparse.Namespace, model: LocalModel, text: str) -> int:
@@ -63,6 +78,10 @@ async def _stream(engine: Engine, request: GenerationRequest, *, show_stats: boo
 
 def build_request(args: argparse.Namespace, model: LocalModel, text: str) -> GenerationRequest:
     """The request: through the chat template when there is one, unless ``--raw`` is given."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # an argument of bytes that aren't UTF-8
+        raise UserError(not_unicode(text), field="prompt") from None
     template = None if args.raw else model.template
     if args.chat and template is None:
         raise UserError(f"{model.config.model} has no chat template; use --raw", field="--chat")

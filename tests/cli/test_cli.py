@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import io
+import os
 import re
 import socket
 import subprocess
@@ -248,6 +250,23 @@ def test_a_configuration_names_the_model(
     (tmp_path / "serving.properties").write_text(f"option.model_id={DEMO_MODEL}")
     assert main(["generate", "What is 7 + 5?", "--model", str(tmp_path)]) == 0
     assert capsys.readouterr().out == "7 + 5 = 12\n"
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [(b"\xff\xfe", "byte 0 is 0xff"), (b"ab \xc3(", "byte 3 is 0xc3")],
+)
+def test_a_prompt_from_standard_input_is_utf8(
+    data: bytes, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+    assert main(["generate", "-", "--raw"]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_prompt_of_other_bytes_says_where(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", os.fsdecode(b"ab \xff")]) == 2
+    assert "the prompt isn't valid Unicode at character 3" in capsys.readouterr().err
 
 
 def test_a_torch_device_without_torch_names_the_extra(
