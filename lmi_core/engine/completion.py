@@ -10,6 +10,7 @@ from typing import Any
 
 from lmi_core.engine.make_request import Prompt
 from lmi_core.engine.outputs import FinishReason, TokenEvent
+from lmi_core.engine.param_checks import check_int, wrong_type
 from lmi_core.engine.pooling_params import PoolingParams
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.sampling_params import SamplingParams
@@ -151,6 +152,7 @@ def pooled_of(event: TokenEvent) -> FloatArray:
 
 def check_one_choice(request: GenerationRequest) -> None:
     """UserError for a request whose answer isn't one text."""
+    check_int("n", request.params.n, 1, 128)
     if request.params.n != 1:
         raise UserError(
             f"complete and chat return one choice, got n={request.params.n}; generate gives the "
@@ -166,4 +168,9 @@ def render_chat(directory: Path, messages: str | Sequence[Mapping[str, Any]]) ->
         raise UserError(f"{directory} has no chat template; use complete", field="messages")
     if isinstance(messages, str):
         messages = [{"role": "user", "content": messages}]
+    is_list = isinstance(messages, Sequence)
+    if not is_list or not all(isinstance(message, Mapping) for message in messages):
+        raise wrong_type(
+            "messages", messages, "messages must be a text, or a list of dicts of role and content"
+        )
     return template.render(messages)

@@ -9,7 +9,6 @@ import queue
 import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -22,7 +21,7 @@ from lmi_core.engine.loop_thread import LoopThread
 from lmi_core.engine.lora_slots import LoraSlots
 from lmi_core.engine.make_request import Prompt, make_request
 from lmi_core.engine.outputs import TokenEvent
-from lmi_core.engine.parts import EngineParts, load_parts
+from lmi_core.engine.parts import EngineParts, checked_config, load_parts
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.engine.stats import EngineInfo, EngineObserver, EngineStats, LifeState, NullObserver
@@ -32,7 +31,6 @@ from lmi_core.runners.runner import Runner
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.structured.compiler import GrammarCompiler
 from lmi_core.text.tokenizer import Tokenizer
-from lmi_core.weights.gguf.directory import model_directory
 from lmi_core.weights.hf_config import check_directory
 
 if TYPE_CHECKING:
@@ -69,10 +67,7 @@ class Engine(Completing):
         would be loaded. ``progress`` is called with what is loading, how much is done and of how
         much, in the loading thread. ``check_integrity`` accounts for every KV block after every
         step (tests). ``has_fingerprint``: False where somebody else gives it out."""
-        if isinstance(config, Path | str):
-            config = EngineConfig(model=Path(config))
-        if isinstance(config, EngineConfig):
-            config = replace(config, model=model_directory(config.model))
+        config = checked_config(config)
         self.config = config if isinstance(config, EngineConfig) else config.asked
         if (runner is None) != (tokenizer is None):
             raise UserError("give both runner and tokenizer, or neither")
@@ -124,7 +119,8 @@ class Engine(Completing):
     async def stop(self, *, drain: bool = True, timeout_s: float | None = None) -> None:
         """Finish open requests (or abort them: at once without ``drain``, else after
         ``timeout_s``), wait for the step in flight, release everything. Idempotent."""
-        if self._core is not None and not self._is_forked:
+        is_stopped = self._is_forked or self.state is LifeState.STOPPED
+        if self._core is not None and not is_stopped:
             await self._on_loop(self._core.stop(drain=drain, timeout_s=timeout_s))
         self._state = LifeState.STOPPED
         self._close_thread()
@@ -375,8 +371,10 @@ class Engine(Completing):
         if self._is_forked:
             raise EngineError("the engine was started before a fork; start it in the child")
         if self._core is None:
-            how = "'with' or 'async with'" if self._own_loop else "'async with'"
-            raise EngineError(f"the engine is {self._state}; start it with {how}")
+            how = "start it with 'with' or" if self._own_loop else "start it with"
+            is_new = self._state is LifeState.CREATED
+            what = f"{how} 'async with'" if is_new else "it can be started once"
+            raise EngineError(f"the engine is {self._state}; {what}")
         return self._core
 
     def _need_thread(self) -> LoopThread:

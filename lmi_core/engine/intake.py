@@ -22,6 +22,7 @@ from lmi_core.engine.sequence import ActiveRequest, Sequence
 from lmi_core.engine.stats import EngineInfo
 from lmi_core.errors import CapacityError, TaskError, UserError
 from lmi_core.settings.engine_config import EngineConfig
+from lmi_core.settings.field_checks import check_fields
 from lmi_core.structured.allowed_tokens import AllowedTokens
 from lmi_core.structured.banned_sequences import BannedSequences, word_sequences
 from lmi_core.structured.compiler import GrammarCompiler
@@ -60,6 +61,8 @@ class Intake:
     async def checked(self, request: GenerationRequest) -> GenerationRequest:
         """With the engine's limit where it says none. UserError for what can't be served, the
         prompt's length aside."""
+        check_fields(request)
+        request.params.check_types()
         if request.params.has_many_ids:
             await asyncio.to_thread(self._check, request)
         else:
@@ -71,21 +74,8 @@ class Intake:
     def _check(self, request: GenerationRequest) -> None:
         if (request.prompt is None) == (request.prompt_token_ids is None):
             raise UserError("give either prompt or prompt_token_ids", field="prompt")
-        if not isinstance(request.prompt, str | None):
-            raise UserError(
-                f"prompt must be a text, got {type(request.prompt).__name__}", field="prompt"
-            )
-        for name, text in (("cache_salt", request.cache_salt), ("tenant", request.tenant)):
-            if not isinstance(text, str):
-                raise UserError(f"{name} must be a text, got {text!r:.80}", field=name)
-        if not isinstance(request.adapter, str):
-            raise UserError(f"adapter must be a text, got {request.adapter!r:.80}", field="adapter")
         self._check_adapter(request.adapter)
         self._check_task(request)
-        if not isinstance(request.priority, int):
-            raise UserError(
-                f"priority must be an int, got {request.priority!r:.80}", field="priority"
-            )
         if not self._has_priorities and request.priority not in (0, BACKGROUND):
             raise UserError(
                 f"priority is {request.priority}, but requests run in the order of arrival here "
@@ -93,7 +83,7 @@ class Intake:
                 field="priority",
             )
         wait_s = request.max_queue_s
-        if wait_s is not None and (type(wait_s) not in (int, float) or not wait_s >= 0):
+        if wait_s is not None and not wait_s >= 0:
             raise UserError(
                 f"max_queue_s must be a number of seconds, got {wait_s!r:.80}", field="max_queue_s"
             )

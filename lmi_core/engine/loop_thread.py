@@ -8,6 +8,8 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+from lmi_core.errors import EngineError
+
 T = TypeVar("T")
 
 
@@ -20,8 +22,12 @@ class LoopThread:
         self._thread.start()
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        """Start a coroutine; the future is its result, and cancels it."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        """Start a coroutine; the future is its result, and cancels it. EngineError once closed."""
+        try:
+            return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        except RuntimeError:  # the loop is closed
+            coroutine.close()
+            raise EngineError("the engine is stopped, it takes no new requests") from None
 
     def call(self, function: Callable[..., object], *args: object) -> None:
         """Call a function soon; nothing happens once closed."""

@@ -4,21 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from lmi_core.engine.disk_blocks import DiskBlocks, open_disk_blocks
 from lmi_core.engine.fingerprint import FingerprintOf
-from lmi_core.errors import MissingExtraError
+from lmi_core.errors import MissingExtraError, UserError
 from lmi_core.runners.runner import Runner
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.settings.transformers_config import TransformersConfig
 from lmi_core.structured.library import load_library
 from lmi_core.structured.matcher import GrammarLibrary
 from lmi_core.text.tokenizer import Tokenizer
+from lmi_core.weights.gguf.directory import model_directory
 
 if TYPE_CHECKING:
     from lmi_core.models.found_model import FoundModel
+
+
+def checked_config(
+    config: EngineConfig | FoundModel | Path | str,
+) -> EngineConfig | FoundModel:
+    """What an engine is given; of a directory or GGUF file a configuration with the defaults.
+    UserError for anything else."""
+    if isinstance(config, Path | str):
+        config = EngineConfig(model=Path(config))
+    if isinstance(config, EngineConfig):
+        return replace(config, model=model_directory(config.model))
+    if not isinstance(getattr(config, "asked", None), EngineConfig):
+        raise UserError(
+            "config must be an EngineConfig, or the path of a model's directory or GGUF file, got "
+            f"{type(config).__name__} {config!r:.80}",
+            field="config",
+        )
+    return config
 
 
 class TextParts:

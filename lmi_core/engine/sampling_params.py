@@ -97,6 +97,7 @@ class SamplingParams:
 
     def validate(self, *, vocab_size: int, max_logprobs: int) -> None:
         """Raise UserError naming the first field out of range, or of another type."""
+        self.check_types()
         check_int("max_new_tokens", self.max_new_tokens, 1, None)
         check_int("min_new_tokens", self.min_new_tokens, 0, self.max_new_tokens)
         check_float("temperature", self.temperature, 0.0, 100.0)
@@ -119,6 +120,8 @@ class SamplingParams:
             self.thinking.validate()
         if self.stop:
             self._check_stop()
+        if self.kept_special_tokens:
+            _check_texts("kept_special_tokens", self.kept_special_tokens)
         check_ids("stop_token_ids", self.stop_token_ids, vocab_size)
         check_ids("suppress_tokens", self.banned_token_ids, vocab_size)
         if self.allowed_token_ids is not None:
@@ -173,6 +176,24 @@ class SamplingParams:
             f"{' and '.join(names)} {leave} none; ban less, or lower max_new_tokens",
             field=names[0] if names else None,
         )
+
+    def check_types(self) -> None:
+        """Raise UserError naming the first field, but for numbers, that can't be looked into."""
+        for name in _SWITCHES:
+            if type(value := getattr(self, name)) is not bool:
+                raise wrong_type(name, value, f"{name} must be True or False")
+        for name, what in _LISTS.items():
+            value = getattr(self, name)
+            if not isinstance(value, _SEQUENCE) and (value is not None or name not in _UNSET):
+                name = "suppress_tokens" if name == "banned_token_ids" else name
+                raise wrong_type(name, value, f"{name} must be a tuple of {what}")
+        for name, kind in _OBJECTS.items():
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, kind):
+                raise wrong_type(name, value, f"{name} must be a {kind.__name__} or None")
+        if not all(isinstance(ids, _SEQUENCE) for ids in self.bad_words_ids):
+            message = "bad_words_ids must be a tuple of tuples of token ids"
+            raise wrong_type("bad_words_ids", self.bad_words_ids, message)
 
     def _check_contrastive(self) -> None:
         assert self.penalty_alpha is not None
@@ -242,6 +263,10 @@ class SamplingParams:
             message = "logit_bias must be pairs of a token id and a bias"
             raise wrong_type("logit_bias", self.logit_bias, message) from None
         for token_id, bias in self.logit_bias:
+            if type(bias) not in (int, float):
+                raise wrong_type(
+                    "logit_bias", bias, f"logit_bias of token {token_id} must be a number"
+                )
             if not abs(bias) <= _MAX_LOGIT_BIAS:
                 raise UserError(
                     f"logit_bias of token {token_id} must be between {-_MAX_LOGIT_BIAS:g} and "
@@ -251,6 +276,21 @@ class SamplingParams:
 
 
 _USUAL = SamplingParams()
+_SWITCHES = ("include_stop", "ignore_eos", "skip_special_tokens")
+_LISTS = {
+    "stop": "strings",
+    "kept_special_tokens": "strings",
+    "bad_words": "strings",
+    "stop_token_ids": "token ids",
+    "banned_token_ids": "token ids",
+    "allowed_token_ids": "token ids",
+    "bad_words_ids": "tuples of token ids",
+    "logit_bias": "pairs of a token id and a bias",
+}
+_OBJECTS: dict[str, type] = {"processors": LogitsProcessors, "thinking": ThinkingBudget}
+_SEQUENCE = (tuple, list)
+_UNSET = ("allowed_token_ids",)
+"""Of the lists, what may be None."""
 _BANS = (
     "allowed_token_ids",
     "bad_words",
@@ -284,7 +324,7 @@ def _check_texts(name: str, texts: tuple[str, ...]) -> None:
         raise UserError(
             f"{name} has {len(texts)} strings; at most {MAX_STOPS} are allowed", field=name
         )
-    if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
+    if not all(isinstance(text, str) for text in texts):
         raise wrong_type(name, texts, f"{name} must be a tuple of strings")
     num_chars = sum(map(len, texts))
     if num_chars > MAX_STOP_CHARS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -10,6 +11,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from lmi_core.errors import UserError
 
 _NONE = type(None)
+_OF_ANY_CLASS = (Path, Mapping)
 
 
 def check_fields(config: object) -> None:
@@ -23,7 +25,9 @@ def check_fields(config: object) -> None:
         if isinstance(value, str) and words:
             is_allowed = value in words
         else:
-            is_allowed = type(value) in kinds or (isinstance(value, Path) and Path in kinds)
+            is_allowed = type(value) in kinds or any(
+                isinstance(value, kind) and kind in kinds for kind in _OF_ANY_CLASS
+            )
         if not is_allowed:
             allowed = ", ".join([*words, *("None" if k is _NONE else k.__name__ for k in kinds)])
             raise UserError(f"{name} is {value!r:.80}; allowed are {allowed}", field=name)

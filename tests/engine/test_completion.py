@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lmi_core import Completion, Engine, FinishReason, SamplingParams
 from lmi_core.cli import DEMO_MODEL
+from lmi_core.engine.completion import check_one_choice, render_chat
 from lmi_core.engine.make_request import make_request
 from lmi_core.errors import ModelError, UserError
 
@@ -45,6 +47,8 @@ def test_several_choices_are_no_one_answer() -> None:
         pytest.raises(UserError, match="return one choice, got n=2; generate gives the events"),
     ):
         engine.complete_sync("x", n=2)
+    with pytest.raises(UserError, match="n must be an int, got str '1'"):
+        check_one_choice(make_request("x", None, {"n": "1"}, "r"))
 
 
 def test_repr_says_what_it_is() -> None:
@@ -57,6 +61,18 @@ def test_repr_says_what_it_is() -> None:
 def test_a_model_that_is_not_there_is_refused_at_construction(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"does not exist; give a directory with config.json"):
         Engine(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("config", [None, 5, {"model": "m"}])
+def test_what_is_no_model_is_refused_at_construction(config: Any) -> None:
+    with pytest.raises(UserError, match=r"config must be an EngineConfig, or the path of .*, got"):
+        Engine(config)
+
+
+@pytest.mark.parametrize("messages", [None, 5, ["hi"], b"hi"])
+def test_what_is_no_conversation_is_refused(messages: Any) -> None:
+    with pytest.raises(UserError, match="messages must be a text, or a list of dicts of role and"):
+        render_chat(DEMO_MODEL, messages)
 
 
 def test_options_are_fields_of_the_parameters_or_of_the_request() -> None:

@@ -18,7 +18,7 @@ from lmi_core.engine.engine import Engine
 from lmi_core.engine.outputs import FinishReason
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.engine.stats import LifeState
-from lmi_core.errors import EngineError, UserError
+from lmi_core.errors import EngineError, ModelError, UserError
 from lmi_core.runners.cpu.sizes import check_sizes
 from lmi_core.settings.engine_config import EngineConfig
 from tests.engine.fake_runner import FakeRunner
@@ -154,6 +154,27 @@ def test_a_child_may_start_an_engine_of_its_own_while_the_parents_runs(tmp_path:
 def test_an_engine_that_was_not_started_says_how(own_loop: bool, how: str) -> None:
     with pytest.raises(EngineError, match=f"is created; start it with {how}"):
         make_engine(own_loop=own_loop).stats()
+
+
+def test_an_engine_that_was_stopped_takes_nothing() -> None:
+    with make_engine(own_loop=True) as engine:
+        list(engine.generate_sync(PROMPT, SamplingParams(max_new_tokens=1)))
+    asyncio.run(engine.stop())
+    stopped = "the engine is stopped, it takes no new requests"
+    with pytest.raises(EngineError, match=stopped):
+        engine.complete_sync(PROMPT)
+    for call in (engine.complete(PROMPT), engine.encode("a")):
+        with pytest.raises(EngineError, match=stopped):
+            asyncio.run(call)
+
+
+def test_an_engine_that_failed_to_start_says_so(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    engine = Engine(tmp_path, own_loop=True)
+    with pytest.raises(ModelError), engine:
+        pass
+    with pytest.raises(EngineError, match="the engine is stopped; it can be started once"):
+        engine.complete_sync("a")
 
 
 def test_the_package_shows_its_names_and_imports_them_late() -> None:
