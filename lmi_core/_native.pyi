@@ -306,6 +306,9 @@ class Step:
         """``logprob`` of every logit row."""
     def top(self, logit_row: int) -> list[tuple[int, float]]:
         """The row's top-n (id, logprob), best first; n as asked, lower id first among equals."""
+    def target_rank(self, logit_row: int) -> int:
+        """The place of the row's target among all tokens, the likeliest being 1; 0: its device doesn't
+        count, and it isn't in the top-n."""
     @property
     def error(self) -> str:
         """Why the step failed, empty when it didn't. A failed step has no results. Set only by

@@ -174,7 +174,8 @@ class KernelRunner {
                   Ints positions, Ints target_ids, int32_t max_logprobs,
                   const std::map<int32_t, Words>& masks) {
     const int64_t num_rows = logits.shape(0);
-    Ints ids(num_rows), num_top(num_rows), top_ids({num_rows, int64_t{max_logprobs}});
+    Ints ids(num_rows), ranks(num_rows), num_top(num_rows),
+        top_ids({num_rows, int64_t{max_logprobs}});
     Floats logprobs(num_rows), top_logprobs({num_rows, int64_t{max_logprobs}});
     StepView step;
     step.capacity.max_logprobs = max_logprobs;
@@ -185,6 +186,7 @@ class KernelRunner {
     step.sampling = &table;
     step.sampled_ids = ids.mutable_data();
     step.sampled_logprobs = logprobs.mutable_data();
+    step.target_ranks = ranks.mutable_data();
     step.num_top = num_top.mutable_data();
     step.top_ids = top_ids.mutable_data();
     step.top_logprobs = top_logprobs.mutable_data();
@@ -202,6 +204,7 @@ class KernelRunner {
     py::dict result;
     result["ids"] = ids;
     result["logprobs"] = logprobs;
+    result["target_ranks"] = ranks;
     result["num_top"] = num_top;
     result["top_ids"] = top_ids;
     result["top_logprobs"] = top_logprobs;

@@ -99,6 +99,18 @@ py::list top_of(const StepBuffer& step, int32_t logit_row) {
   return result;
 }
 
+// The place of a row's target, from 1; 0: it wasn't counted, nor is it among the likeliest.
+int32_t target_rank(const StepBuffer& step, int32_t logit_row) {
+  const StepView& view = step.view();
+  LMI_CHECK(logit_row >= 0 && logit_row < view.num_logit_rows, "logit row ", logit_row);
+  if (view.target_ranks[logit_row] > 0) return view.target_ranks[logit_row];
+  const int32_t* first =
+      view.top_ids + static_cast<int64_t>(logit_row) * view.capacity.max_logprobs;
+  const int32_t* end = first + view.num_top[logit_row];
+  const int32_t* found = std::find(first, end, view.target_ids[logit_row]);
+  return found == end ? 0 : static_cast<int32_t>(found - first) + 1;
+}
+
 template <typename T>
 py::list to_list(const T* data, int32_t count) {
   py::list result(count);
@@ -184,6 +196,7 @@ void bind_step(py::module_& m) {
           },
           py::arg("logit_row"))
       .def("top", &top_of, py::arg("logit_row"))
+      .def("target_rank", &target_rank, py::arg("logit_row"))
       .def_readwrite("error", &StepBuffer::error)
       .def_readwrite("is_final", &StepBuffer::is_final)
       .def_property_readonly("submitted_ns",

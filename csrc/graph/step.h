@@ -73,6 +73,9 @@ struct StepView {
   int32_t* sampled_ids = nullptr;  // -1 where nothing was sampled
   // Of the sampled or target token, unmodified distribution; 0 where the row reports none.
   float* sampled_logprobs = nullptr;
+  // The target's place among all tokens, the likeliest being 1; 0 where there is no target, or its
+  // device doesn't count.
+  int32_t* target_ranks = nullptr;
   int32_t* num_top = nullptr;
   int32_t* top_ids = nullptr;     // [num_logit_rows, max_logprobs], best first
   float* top_logprobs = nullptr;  // likewise

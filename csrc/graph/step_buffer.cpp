@@ -21,7 +21,7 @@ StepBuffer::StepBuffer(StepCapacity capacity, const BlockTables& tables, Samplin
 
   const int64_t num_top = static_cast<int64_t>(capacity.max_logit_rows) * capacity.max_logprobs;
   const int64_t total = 4LL * capacity.max_tokens + 7LL * capacity.max_seqs +
-                        8LL * capacity.max_logit_rows + 2LL * capacity.max_copies + 2 * num_top;
+                        9LL * capacity.max_logit_rows + 2LL * capacity.max_copies + 2 * num_top;
   memory_ = std::make_unique<int32_t[]>(total);
   int32_t* next = memory_.get();
   const auto take = [&next](int64_t count) {
@@ -39,7 +39,7 @@ StepBuffer::StepBuffer(StepCapacity capacity, const BlockTables& tables, Samplin
   }
   for (int32_t** array :
        {&view_.logit_token_rows, &view_.sampling_rows, &view_.sample_positions, &view_.target_ids,
-        &view_.num_drafts, &view_.sampled_ids, &view_.num_top}) {
+        &view_.num_drafts, &view_.sampled_ids, &view_.num_top, &view_.target_ranks}) {
     *array = take(capacity.max_logit_rows);
   }
   view_.sampled_logprobs = reinterpret_cast<float*>(take(capacity.max_logit_rows));
@@ -152,6 +152,7 @@ int32_t StepBuffer::add_logit_row(int32_t token_row, int32_t sampling_row, int32
   view_.num_drafts[row] = num_drafts;
   view_.sampled_ids[row] = -1;
   view_.sampled_logprobs[row] = 0.0f;
+  view_.target_ranks[row] = 0;
   view_.num_top[row] = 0;
   return row;
 }

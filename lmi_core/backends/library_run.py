@@ -9,7 +9,13 @@ from contextlib import aclosing
 from dataclasses import replace
 
 from lmi_core.backends.choice_text import ChoiceText
-from lmi_core.backends.token_source import SampledToken, TokenBatch, TokenSource, Top
+from lmi_core.backends.token_source import (
+    SampledToken,
+    ScoredToken,
+    TokenBatch,
+    TokenSource,
+    Top,
+)
 from lmi_core.engine.outputs import FinishReason, PromptTokens, TokenEvent, TokenLogprob
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.stats import EngineObserver, EngineTotals, RequestRecord
@@ -59,7 +65,7 @@ class LibraryRun:
             self._totals.num_prompt_tokens += len(self._prompt_ids)
             self._texts = await self._choices()
             if request.echo and request.params.prompt_logprobs is None:
-                yield [self._prompt_event(tuple((i, None, ()) for i in self._prompt_ids))]
+                yield [self._prompt_event([ScoredToken(i, None) for i in self._prompt_ids])]
             source = self._source.generate(
                 self._bounded(), request.request_id, self._prompt_ids, self._seed
             )
@@ -174,7 +180,7 @@ class LibraryRun:
             intervals_s.append(now_s - self._last_s[choice])
         self._last_s[choice] = now_s
 
-    def _prompt_event(self, prompt: Sequence[tuple[int, float | None, Top]]) -> TokenEvent:
+    def _prompt_event(self, prompt: Sequence[ScoredToken]) -> TokenEvent:
         return TokenEvent(
             request_id=self._request.request_id,
             choice=0,
@@ -183,9 +189,9 @@ class LibraryRun:
             num_prompt_tokens=len(self._prompt_ids),
             num_cached_tokens=self._num_cached,
             prompt=PromptTokens(
-                [token_id for token_id, _, _ in prompt],
+                [token.token_id for token in prompt],
                 self._tokenizer.token_text,
-                [(logprob, self._top(top)) for _, logprob, top in prompt],
+                [(token.logprob, self._top(token.top), token.rank) for token in prompt],
             ),
         )
 

@@ -48,6 +48,13 @@ class ScoredToken(NamedTuple):
     token_id: int
     logprob: float | None
     top: Top = ()
+    rank: int | None = None
+
+    @classmethod
+    def of(cls, token_id: int, found: Mapping[int, Any], num_top: int) -> ScoredToken:
+        """From a library's entries by token id, this one's among them."""
+        own = found[token_id]
+        return cls(token_id, own.logprob, most_likely(found, num_top), own.rank)
 
 
 @dataclass(slots=True)

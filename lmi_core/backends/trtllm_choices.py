@@ -88,7 +88,7 @@ class TrtllmChoices:
         return (
             ScoredToken(first, None),
             *(
-                ScoredToken(token_id, scores[token_id].logprob, most_likely(scores, num_top))
+                ScoredToken.of(token_id, scores, num_top)
                 for token_id, scores in zip(others, found, strict=False)
             ),
         )

@@ -231,8 +231,6 @@ def _scored(
     prompt_ids: list[int], found: Sequence[Mapping[int, Any] | None], num_top: int
 ) -> tuple[ScoredToken, ...]:
     return tuple(
-        ScoredToken(token_id, None)
-        if scores is None
-        else ScoredToken(token_id, scores[token_id].logprob, most_likely(scores, num_top))
+        ScoredToken(token_id, None) if scores is None else ScoredToken.of(token_id, scores, num_top)
         for token_id, scores in zip(prompt_ids, found, strict=True)
     )

@@ -331,6 +331,7 @@ class Delivery:
             request.prompt_scores[chunk.start + i] = (
                 step.logprob(row),
                 self._top(step, row, num_top),
+                step.target_rank(row) or None,
             )
         if chunk.is_last and request.request_id in self.requests:
             self.put_prompt(request)

@@ -42,6 +42,13 @@ class PromptToken(msgspec.Struct, frozen=True, gc=False):
     text: str
     logprob: float | None
     top: tuple[TokenLogprob, ...] = ()
+    rank: int | None = None
+    """Its place among all tokens, the likeliest being 1; None: behind ``top``, on a device that
+    doesn't count."""
+
+
+PromptScore = tuple[float | None, tuple[TokenLogprob, ...], int | None]
+"""Of a token of a prompt its log-probability, the likeliest tokens, and its rank."""
 
 
 class PromptTokens(Sequence[PromptToken]):
@@ -54,9 +61,9 @@ class PromptTokens(Sequence[PromptToken]):
         self,
         token_ids: Sequence[int],
         text_of: Callable[[int], str],
-        scores: Sequence[tuple[float | None, tuple[TokenLogprob, ...]] | None] = (),
+        scores: Sequence[PromptScore | None] = (),
     ) -> None:
-        """``scores``: of each token its log-probability and the likeliest; none: of no token."""
+        """``scores``: of each token; none: of no token."""
         self.token_ids = token_ids
         self._text_of = text_of
         self._scores = scores
@@ -88,8 +95,8 @@ class PromptTokens(Sequence[PromptToken]):
 
     def _token(self, place: int) -> PromptToken:
         token_id = self.token_ids[place]
-        logprob, top = (self._scores[place] if self._scores else None) or (None, ())
-        return PromptToken(token_id, self._text_of(token_id), logprob, top)
+        score = (self._scores[place] if self._scores else None) or (None, (), None)
+        return PromptToken(token_id, self._text_of(token_id), *score)
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ from lmi_core._native import LogitBiases
 from lmi_core.engine.beam_search import BeamSearch
 from lmi_core.engine.contrastive_search import ContrastiveSearch
 from lmi_core.engine.lora_slots import LoraSlot
-from lmi_core.engine.outputs import FinishReason, TokenLogprob
+from lmi_core.engine.outputs import FinishReason, PromptScore
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.stats import RequestRecord
 from lmi_core.engine.stream import EventStream
@@ -236,9 +236,6 @@ class Sequence:
     def is_scoring_prompt(self) -> bool:
         """Whether this sequence still has to report log-probabilities of the prompt."""
         return self.choice == 0 and self.request.is_scoring_prompt
-
-
-PromptScore = tuple[float, tuple[TokenLogprob, ...]]
 
 
 class ActiveRequest:

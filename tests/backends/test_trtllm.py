@@ -165,7 +165,8 @@ def test_choices_and_prompt(llm):
         n=2, temperature=1.0, prompt_logprobs=1, logprobs=0, echo=True, stop_token_ids=(34,)
     )
     prompt, *tokens = served(asked)
-    assert [(t.token_id, t.logprob) for t in prompt.prompt] == [(20, None), (30, -1.5)]
+    scores = [(t.token_id, t.logprob, t.rank) for t in prompt.prompt]
+    assert scores == [(20, None, None), (30, -1.5, 9)]
     assert [top.token_id for top in prompt.prompt[1].top] == [7]
     choices = [[e.token_id for e in tokens if e.choice == i] for i in (0, 1)]
     assert choices == [[31, 32, 33, 34], [32, 34]]

@@ -129,7 +129,8 @@ def test_a_stop_text_ends_a_choice_and_aborts(vllm):
 def test_choices_and_prompt(vllm):
     events = served(request(n=2, prompt_logprobs=1, logprobs=0, echo=True))
     prompt, *tokens = events
-    assert [(t.token_id, t.logprob) for t in prompt.prompt] == [(20, None), (30, -1.5)]
+    scores = [(t.token_id, t.logprob, t.rank) for t in prompt.prompt]
+    assert scores == [(20, None, None), (30, -1.5, 9)]
     assert [top.token_id for top in prompt.prompt[1].top] == [7]
     choices = [[e.token_id for e in tokens if e.choice == i] for i in (0, 1)]
     assert choices == [[31, 32, 33, 34, 35], [32, 34, 36, 38, 40]]

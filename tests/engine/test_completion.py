@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lmi_core import Completion, Engine, FinishReason, SamplingParams
+from lmi_core import Completion, Engine, EngineConfig, FinishReason, SamplingParams
 from lmi_core.cli import DEMO_MODEL
 from lmi_core.engine.completion import check_one_choice, render_chat
 from lmi_core.engine.make_request import make_request
@@ -39,6 +39,29 @@ def test_chats_go_through_the_template() -> None:
         answer = asyncio.run(engine.chat(messages, max_new_tokens=20))
         assert answer.text == "The owl likes honey."
         assert engine.complete_sync(question, max_new_tokens=3).text != "The owl likes"
+
+
+def test_ranks_of_a_prompts_tokens_are_among_all() -> None:
+    """However many of the likeliest are asked for."""
+    config = EngineConfig(model=DEMO_MODEL, max_logprobs=2048)
+    prompt = "The owl likes honey; who likes 7 + 5?"
+
+    async def run() -> None:
+        async with Engine(config) as engine:
+            asked = [
+                SamplingParams(max_new_tokens=1, prompt_logprobs=count) for count in (0, 2, -1)
+            ]
+            events = [[event async for event in engine.generate(prompt, each)] for each in asked]
+            tokens, few, all_of_them = (list(each[0].prompt or ()) for each in events)
+            expected = [
+                1 + [entry.token_id for entry in token.top].index(token.token_id)
+                for token in all_of_them[1:]
+            ]
+            assert [token.rank for token in tokens] == [None, *expected]
+            assert [token.rank for token in few] == [None, *expected]
+            assert max(expected) > 2
+
+    asyncio.run(run())
 
 
 def test_several_choices_are_no_one_answer() -> None:

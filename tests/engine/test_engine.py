@@ -234,6 +234,7 @@ def test_logprobs_of_output_and_prompt() -> None:
         assert head.prompt[0].logprob is None
         for i, token in enumerate(head.prompt[1:], start=1):
             assert token.logprob == logprob_of(PROMPT[:i], PROMPT[i])
+            assert token.rank == (PROMPT[i] + 1 if PROMPT[i] < 3 else None)
             assert [(t.token_id, t.logprob) for t in token.top] == [
                 (j, logprob_of(PROMPT[:i], j)) for j in range(3)
             ]
@@ -369,11 +370,11 @@ def test_open_prompts_are_no_lists() -> None:
 
 
 def test_tokens_of_a_prompt_are_made_when_they_are_looked_at() -> None:
-    scores = [None, *[(-0.5, (TokenLogprob(7, "t7", -0.5),))] * 2]
+    scores = [None, *[(-0.5, (TokenLogprob(7, "t7", -0.5),), 2)] * 2]
     prompt = PromptTokens(array("i", [3, 7, 3]), lambda token_id: f"t{token_id}", scores)
     first, *others = prompt
     assert first == PromptToken(3, "t3", None)
-    assert others == [PromptToken(i, f"t{i}", -0.5, scores[1][1]) for i in (7, 3)]
+    assert others == [PromptToken(i, f"t{i}", -0.5, scores[1][1], 2) for i in (7, 3)]
     assert prompt[1:] == others
     assert prompt[-1] == others[-1]
     assert (len(prompt), bool(PromptTokens((), str))) == (3, False)

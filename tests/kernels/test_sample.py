@@ -67,6 +67,19 @@ def test_targets_report_their_log_probability(level: str) -> None:
     np.testing.assert_allclose(result["logprobs"][1], expected[1, 1233], atol=2e-6)
     assert result["ids"].tolist() == [-1, -1, -1]
     assert result["num_top"].tolist() == [2, 4, 0]
+    ranks = [1 + np.count_nonzero(logits[row] > logits[row, targets[row]]) for row in range(2)]
+    assert result["target_ranks"].tolist() == [*ranks, 0]
+
+
+@pytest.mark.parametrize("level", VECTORS)
+def test_ranks_of_equals_are_those_of_their_ids(level: str) -> None:
+    logits = np.zeros((5, 37), np.float32)
+    logits[:, 5] = 1.0
+    targets = np.array([0, 5, 6, 36, 3])
+    logits[4, 7] = np.nan
+    none = np.full(5, -1)
+    result = sample(level, logits, [], sampling_rows=none, target_ids=targets, max_logprobs=0)
+    assert result["target_ranks"].tolist() == [2, 1, 7, 37, 0]
 
 
 @pytest.mark.parametrize("level", VECTORS)

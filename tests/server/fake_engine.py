@@ -194,7 +194,7 @@ def _prompt_event(request: GenerationRequest) -> TokenEvent:
         token_id=-1,
         text="",
         prompt=tuple(
-            PromptToken(index, word, None if index == 0 else -1.5)
+            PromptToken(index, word, None if index == 0 else -1.5, (), (index and 4) or None)
             for index, word in enumerate(words)
         ),
     )

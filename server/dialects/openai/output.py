@@ -132,13 +132,12 @@ def _ids_of(prompt: Sequence[PromptToken]) -> list[int]:
 
 def _prompt_scores(token: PromptToken, num_top: int) -> dict[str, Any] | None:
     """vLLM's form: by token id, the likeliest first, the token itself among them; None for the
-    first token. The rank of a token that isn't among the likeliest isn't known."""
+    first token."""
     if token.logprob is None:
         return None
     top = token.top if num_top < 0 else token.top[:num_top]
     scores = {str(entry.token_id): _score(entry, rank) for rank, entry in enumerate(top, start=1)}
-    ranks = [rank for rank, entry in enumerate(token.top, 1) if entry.token_id == token.token_id]
-    return {str(token.token_id): _score(token, ranks[0] if ranks else None)} | scores
+    return {str(token.token_id): _score(token, token.rank)} | scores
 
 
 def _score(token: PromptToken | TokenLogprob, rank: int | None) -> dict[str, Any]:

@@ -111,7 +111,7 @@ class RequestOutput:
         self.cached_tokens = 3
         if self._params.prompt_logprobs is not None and self._turn == 1:
             following = [*self._ids[1:], self._ids[-1] + 1]
-            output.prompt_logprobs = [{i: Logprob(-1.5), 7: Logprob(-0.5)} for i in following]
+            output.prompt_logprobs = [{i: Logprob(-1.5, 9), 7: Logprob(-0.5)} for i in following]
             del output.prompt_logprobs[: self._llm.num_unscored]
         self._grow(output)
         return self

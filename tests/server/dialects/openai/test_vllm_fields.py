@@ -101,7 +101,7 @@ def test_prompt_logprobs(body: dict[str, Any]) -> None:
     whole = answer({**body, "prompt_logprobs": 2})
     scores = (whole["choices"][0] if body is TEXT else whole)["prompt_logprobs"]
     word = "is" if body is TEXT else "Hi"
-    assert scores[:2] == [None, {"1": {"logprob": -1.5, "rank": None, "decoded_token": word}}]
+    assert scores[:2] == [None, {"1": {"logprob": -1.5, "rank": 4, "decoded_token": word}}]
 
 
 def test_prompt_logprobs_beside_those_of_an_echo() -> None:

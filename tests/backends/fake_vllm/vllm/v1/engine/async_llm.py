@@ -96,7 +96,7 @@ class AsyncLLM:
         is_done = [False] * sampling_params.n
         scores = None
         if sampling_params.prompt_logprobs is not None:
-            scores = [None, *({i: Logprob(-1.5), 7: Logprob(-0.5)} for i in ids[1:])]
+            scores = [None, *({i: Logprob(-1.5, 9), 7: Logprob(-0.5)} for i in ids[1:])]
         try:
             while not all(is_done):
                 await asyncio.sleep(0)
