@@ -356,10 +356,10 @@ def test_open_prompts_are_no_lists() -> None:
         runner = FakeRunner(max_model_len=512, num_blocks=200)
         async with make_engine(runner) as engine:
             params = SamplingParams(max_new_tokens=20, ignore_eos=True)
-            prompt = tuple(i % 200 for i in range(num_tokens))
+            prompt = tuple((i * 7 + 5) % 200 for i in range(num_tokens))
             stream = engine.generate(prompt, params, echo=True)
             head = await anext(stream)
-            begun = list(prompt[:9])  # another test's lists may be as long
+            begun = list(prompt[:9])  # as no other test's lists begin that are as long
             lists = [o for o in gc.get_objects() if type(o) is list and len(o) >= num_tokens]
             assert not [o for o in lists if type(o[0]) is int and o[:9] == begun]
             assert head.prompt is not None
