@@ -6,9 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from lmi_core.errors import ModelError
-from lmi_core.models.eagle_head import EagleHead, find_eagle_head, has_eagle_head
-from lmi_core.models.medusa_heads import MedusaHeads, find_medusa_heads, has_medusa_heads
-from lmi_core.models.spec import DecoderSpec
+from lmi_core.models.eagle_head import EagleHead
+from lmi_core.models.medusa_heads import MedusaHeads
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.text.tokenizer import Tokenizer
 from lmi_core.weights.checkpoint import Checkpoint
@@ -20,30 +19,15 @@ FIELD = "draft_model"
 DraftHeads = MedusaHeads | EagleHead
 
 
-def has_draft_heads(directory: Path) -> bool:
-    """Whether a directory holds heads, and no model."""
-    return has_medusa_heads(directory) or has_eagle_head(directory)
-
-
-def find_draft_heads(directory: Path, spec: DecoderSpec) -> DraftHeads:
-    """Check all but the weights of the heads in ``directory``. Raises ModelError."""
-    if has_medusa_heads(directory):
-        return find_medusa_heads(directory, spec)
-    return find_eagle_head(directory, spec)
-
-
-def draft_config(asked: EngineConfig) -> EngineConfig | None:
-    """What the draft model of ``asked`` is loaded with: the same formats, as far as its checkpoint
-    isn't quantised itself; rank 0 has all of it. None where there is none. Raises ModelError."""
-    path = None if asked.speculation is None else asked.speculation.draft_model
-    if path is None or has_draft_heads(path):
-        return None
+def draft_config(asked: EngineConfig, checkpoint: Checkpoint) -> EngineConfig:
+    """What the draft model of ``asked``, in ``checkpoint``, is loaded with: the same formats, as
+    far as it isn't quantised itself; rank 0 has all of it. Raises ModelError."""
     quantize = asked.quantize
-    if quantize is not None and objection(quantize, Checkpoint(path).quantization):
+    if quantize is not None and objection(quantize, checkpoint.quantization):
         quantize = None
     return replace(
         asked,
-        model=path,
+        model=checkpoint.path,
         task="generate",
         quantize=quantize,
         lora=None,

@@ -82,18 +82,17 @@ class EagleHead:
         return np.concatenate([self.read(f"{name}.bias") for name in names])
 
 
-def has_eagle_head(directory: Path) -> bool:
-    """Whether a directory holds such a head, as its tensors say."""
+def has_eagle_head(checkpoint: Checkpoint) -> bool:
+    """Whether it is of such a head, as its tensors say."""
     try:
-        return (directory / "config.json").is_file() and _FUSION in _tensors(Checkpoint(directory))
-    except ModelError:
+        return _FUSION in _tensors(checkpoint)
+    except ModelError:  # who reads it as a model says so
         return False
 
 
-def find_eagle_head(directory: Path, target: DecoderSpec) -> EagleHead:
-    """Check all but the weights of the head in ``directory`` for the model of ``target``. Raises
+def find_eagle_head(checkpoint: Checkpoint, target: DecoderSpec) -> EagleHead:
+    """Check all but the weights of the head in ``checkpoint`` for the model of ``target``. Raises
     ModelError, naming settings and tensors that don't fit."""
-    checkpoint = Checkpoint(directory)
     config, tensors = _layer_config(checkpoint.config, target), _tensors(checkpoint)
     prefix = next((p for p in _LAYERS if any(n.startswith(p) for n in tensors)), _LAYERS[0])
     is_third = any(name in tensors for name in (f"{prefix}hidden_norm.weight", _IDS, _MASK))
@@ -113,7 +112,7 @@ def find_eagle_head(directory: Path, target: DecoderSpec) -> EagleHead:
             field=place.name,
         )
     return EagleHead(
-        path=directory,
+        path=checkpoint.path,
         spec=spec,
         reads_layers=layers,
         norms_residual=config.boolean("norm_before_residual"),

@@ -8,13 +8,10 @@ from dataclasses import dataclass, replace
 
 from lmi_core.errors import MissingExtraError, ModelError, UserError
 from lmi_core.models.draft_model import FIELD as DRAFT_MODEL
-from lmi_core.models.draft_model import (
-    DraftHeads,
-    check_vocabulary,
-    draft_config,
-    find_draft_heads,
-)
+from lmi_core.models.draft_model import DraftHeads, check_vocabulary, draft_config
+from lmi_core.models.eagle_head import find_eagle_head, has_eagle_head
 from lmi_core.models.gguf_spec import gguf_spec
+from lmi_core.models.medusa_heads import find_medusa_heads, has_medusa_heads
 from lmi_core.models.pooling import PoolingSpec, read_pooling, task_of
 from lmi_core.models.registry import family_of
 from lmi_core.models.rope_config import override_rope
@@ -79,13 +76,14 @@ class FoundModel:
         return (self,) if self.draft is None else (self, self.draft)
 
 
-def find_model(asked: EngineConfig) -> FoundModel:
-    """Read and check all but the weights of the model of ``asked``.
+def find_model(asked: EngineConfig, opened: Checkpoint | None = None) -> FoundModel:
+    """Read and check all but the weights of the model of ``asked``, where its checkpoint was
+    ``opened`` already, of that.
 
     Raises ModelError, naming every tensor that is missing, unexpected or of the wrong shape, and
     UserError for a length, a task or a degree of ranks that the model doesn't have.
     """
-    checkpoint = Checkpoint(asked.model)
+    checkpoint = opened or Checkpoint(asked.model)
     layout = layout_of(checkpoint.quantization)
     made = quantization_at_load(checkpoint, asked.quantize)
     if made == "smoothquant":
@@ -165,10 +163,13 @@ def _with_drafts(asked: EngineConfig, found: FoundModel) -> FoundModel:
     try:
         if found.pooling is not None or not found.spec.has_head:
             raise ModelError(f"{asked.model} gives embeddings or scores: nothing is drafted for it")
-        config = draft_config(asked)
-        if config is None:
-            return replace(found, heads=find_draft_heads(path, found.spec))
-        draft = replace(find_model(replace(config, speculation=None)), asked=config)
+        if has_medusa_heads(path):
+            return replace(found, heads=find_medusa_heads(path, found.spec))
+        checkpoint = Checkpoint(path)
+        if has_eagle_head(checkpoint):
+            return replace(found, heads=find_eagle_head(checkpoint, found.spec))
+        config = draft_config(asked, checkpoint)
+        draft = replace(find_model(replace(config, speculation=None), checkpoint), asked=config)
         check_vocabulary(asked.model, path)
     except MissingExtraError:
         raise
