@@ -63,11 +63,14 @@ def main(
         return EXIT_USABLE
     host = detect_host(environ) if host is None else host
     report = examine(argv, environ, host, default_model=default_model)
-    found: list[FoundModel | None] = []
+    found: list[FoundModel | None] = [None] * len(report.models)
     if not report.errors:
         report, found = _judged(report, environ)
     report = replace(report, rows=tuple(refused_rows(rows, report.errors) for rows in report.rows))
-    needs = [_needs(model, report.server, environ) for model in report.models]
+    needs = [
+        _needs(model, of_it, report.server, environ)
+        for model, of_it in zip(report.models, found, strict=True)
+    ]
     if "--json" in argv:
         json.dump(as_json(report, needs), out, indent=2)
         out.write("\n")
@@ -93,12 +96,14 @@ def _judged(report: Report, environ: Mapping[str, str]) -> tuple[Report, list[Fo
     return replace(report, errors=problems.errors, warnings=problems.warnings), found
 
 
-def _needs(model: ModelConfig, server: ServerConfig, environ: Mapping[str, str]) -> Needs:
+def _needs(
+    model: ModelConfig, found: FoundModel | None, server: ServerConfig, environ: Mapping[str, str]
+) -> Needs:
     directory = readable_directory(model.source, server, environ)
     draft = None
     if model.draft is not None:
         draft = readable_directory(model.draft.source, server, environ)
-    return memory_needs(model, directory, draft)
+    return memory_needs(model, directory, draft, found)
 
 
 def exit_code(report: Report, *, strict: bool) -> int:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lmi_core.config.model_config import ModelConfig
 from lmi_core.errors import LmiError
 from lmi_core.units import megabytes
 from lmi_core.weights.checkpoint import weight_files
+
+if TYPE_CHECKING:
+    from lmi_core.models.found_model import FoundModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,28 +37,34 @@ class MemoryNeeds:
 Needs = MemoryNeeds | str | None
 
 
-def memory_needs(model: ModelConfig, directory: Path | None, draft: Path | None = None) -> Needs:
+def memory_needs(
+    model: ModelConfig, directory: Path | None, draft: Path | None, found: FoundModel | None
+) -> Needs:
     """The needs of a model of the CPU engine whose files are in ``directory``, and of its draft
-    model in ``draft``, or why it can't have them; None where that shows only when it is loaded."""
+    model in ``draft``, or why it can't have them; None where that shows only when it is loaded.
+    ``found``: what its judge read of the files, where these have no faults."""
     if model.backend != "lmi" or directory is None or not weight_files(directory):
         return None
     if model.engine is None or model.engine.config.device != "cpu" or model.is_on_ray:
         return None
     try:
-        return _needs(model, directory, draft)
+        return _needs(model, directory, draft, found)
     except LmiError as error:
         return str(error)
     except (ImportError, ValueError, TypeError, OSError):
         return None  # other checks say what is wrong
 
 
-def _needs(model: ModelConfig, directory: Path, draft: Path | None) -> MemoryNeeds:
+def _needs(
+    model: ModelConfig, directory: Path, draft: Path | None, found: FoundModel | None
+) -> MemoryNeeds:
     from lmi_core import _native
     from lmi_core.models.found_model import find_model
     from lmi_core.runners.cpu.memory_needs import estimate_copies
 
-    config = model.engine_config(directory, draft=draft)
-    needs = estimate_copies(find_model(config), model.placement.num_copies)
+    if found is None:
+        found = find_model(model.engine_config(directory, draft=draft))
+    needs = estimate_copies(found, model.placement.num_copies)
     limit = int(_native.cpu_info()["memory_limit_bytes"])
     return MemoryNeeds(needs.weights, needs.kv_cache, limit, min(limit, free_bytes()))
 
