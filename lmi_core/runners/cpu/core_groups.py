@@ -12,9 +12,12 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from lmi_core import _native
+
+if TYPE_CHECKING:
+    from lmi_core.settings.engine_config import EngineConfig
 
 _T = TypeVar("_T")
 Binding = Literal["auto", "nodes", "cores", "none"]
@@ -123,6 +126,11 @@ def num_own_cores(degree: int, num_copies: int = 1, allowed: Sequence[Sequence[i
     if _differ(allowed):
         return max(1, min(num_cores, *(len(found_cores(cpus)) for cpus in allowed)) // num_copies)
     return max(1, num_cores // (degree * num_copies))
+
+
+def num_rank_threads(config: EngineConfig) -> int:
+    """Worker threads of each of a model's ranks."""
+    return config.num_threads or num_own_cores(config.tensor_parallel_degree)
 
 
 def node_of(cpus: Collection[int], root: Path = _ROOT) -> int:

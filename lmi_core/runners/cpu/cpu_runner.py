@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from lmi_core import _native
 from lmi_core.models.eagle_head import EagleHead
 from lmi_core.models.medusa_heads import MedusaHeads
-from lmi_core.runners.cpu.core_groups import bound_to, num_own_cores, own_groups
+from lmi_core.runners.cpu.core_groups import bound_to, num_own_cores, num_rank_threads, own_groups
 from lmi_core.runners.cpu.draft_chains import DraftChains
 from lmi_core.runners.cpu.draft_runner import CpuDraftRunner
 from lmi_core.runners.cpu.eagle_runner import EagleRunner, eagle_states
@@ -25,7 +25,7 @@ from lmi_core.runners.cpu.ranked_adapters import RankedAdapters, lora_store
 from lmi_core.runners.cpu.ranked_blocks import RankedBlocks
 from lmi_core.runners.cpu.recorded_model import RecordedModel, open_weights
 from lmi_core.runners.cpu.shared_workers import SharedWorkers
-from lmi_core.runners.cpu.sizes import cache_dtype, find_cpu_model, num_rank_threads
+from lmi_core.runners.cpu.sizes import cache_dtype, find_cpu_model
 from lmi_core.runners.memory_claims import HOST_MEMORY
 from lmi_core.runners.runner import RunnerInfo
 from lmi_core.runners.step_memory import KvCacheSize, StepMemory, StepSizes

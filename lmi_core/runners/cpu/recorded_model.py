@@ -7,7 +7,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from lmi_core import _native
-from lmi_core.runners.cpu.sizes import make_cache, num_rank_threads
+from lmi_core.runners.cpu.core_groups import num_rank_threads
+from lmi_core.runners.cpu.sizes import make_cache
 from lmi_core.weights.packed_model import open_packed_model
 
 if TYPE_CHECKING:

@@ -11,7 +11,6 @@ from lmi_core.models.eagle_head import EagleHead
 from lmi_core.models.found_model import FoundModel, find_model
 from lmi_core.models.kv_scales import LayerScales
 from lmi_core.models.spec import DecoderSpec
-from lmi_core.runners.cpu.core_groups import num_own_cores
 from lmi_core.settings.engine_config import BLOCK_MULTIPLE, EngineConfig
 from lmi_core.weights.formats import WeightFormat
 
@@ -26,11 +25,6 @@ _NATIVE_DTYPES: dict[CacheDType, str] = {
 _SCRATCH_FLOATS = (4 << 20) // 4
 _TILE_ROWS, _PARTITION, _LANES = 48, 256, 16
 """Of csrc/cpu: kScratchBytes, a thread's; kQueryTileRows, kAttentionPartition and kLanes."""
-
-
-def num_rank_threads(config: EngineConfig) -> int:
-    """Worker threads of each of a model's ranks."""
-    return config.num_threads or num_own_cores(config.tensor_parallel_degree)
 
 
 def find_cpu_model(asked: EngineConfig) -> FoundModel:

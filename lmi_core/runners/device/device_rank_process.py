@@ -22,9 +22,9 @@ from lmi_core import _native
 from lmi_core.ops.device.device_step import DeviceStep
 from lmi_core.ops.device.torch_weights import DeviceWeights
 from lmi_core.ops.kernels import select
+from lmi_core.runners.cpu.core_groups import num_rank_threads
 from lmi_core.runners.cpu.rank_orders import AdapterOrders
 from lmi_core.runners.cpu.ranks import MAX_MESSAGE_BYTES
-from lmi_core.runners.cpu.sizes import num_rank_threads
 from lmi_core.runners.device.device_cache import DeviceCache
 from lmi_core.runners.device.device_memory import MeasuredMemory, measure, memory_of
 from lmi_core.runners.device.device_ranks import receive_group
