@@ -6,7 +6,7 @@ import hashlib
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -16,7 +16,7 @@ from lmi_core.runners.runner import RunnerInfo
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.version import __version__
 from lmi_core.weights.checkpoint import weight_files
-from lmi_core.weights.content_digest import ContentDigests, FileState, Interrupted
+from lmi_core.weights.content_digest import ContentDigests, Interrupted
 from lmi_core.weights.packed_model import smoothing_settings
 from lmi_core.weights.repack_cache import MIN_CHECKPOINT_BYTES, cache_directory
 
@@ -63,9 +63,11 @@ class FingerprintOf:
         with suppress(OSError):
             files = weight_files(self._config.model)
             if waits or sum(path.stat().st_size for path in files) < MIN_CHECKPOINT_BYTES:
-                self._compute()
+                self._compute(files)
                 return
-            self._thread = threading.Thread(target=self._run, name="fingerprint", daemon=True)
+            self._thread = threading.Thread(
+                target=self._run, args=(files,), name="fingerprint", daemon=True
+            )
             self._thread.start()
 
     def close(self) -> None:
@@ -73,39 +75,24 @@ class FingerprintOf:
         if self._thread is not None:
             self._thread.join()
 
-    def _run(self) -> None:
+    def _run(self, files: Sequence[Path]) -> None:
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)  # of this thread alone
         with suppress(Interrupted):
-            self._compute()
+            self._compute(files)
 
-    def _compute(self) -> None:
+    def _compute(self, files: Sequence[Path]) -> None:
         config, info = self._config, self._info
         cache = cache_directory(config.repack_cache_dir)
         digests = ContentDigests(None if cache is None else cache / "sources")
         settings = [path for name in _SETTINGS if (path := config.model / name).is_file()]
         try:
-            files = [*weight_files(config.model), *settings]
-            weights = digest_of_files(files, digests, self._is_stopping.is_set)
+            weights = digests.of_files([*files, *settings], self._is_stopping.is_set)
         except OSError as error:
             log.info("the model has no fingerprint: %s", error)
             return
         parts = (weights, _build(), info.instruction_set, _formats(config, info))
         self.text = "fp_" + "_".join(map(_short, parts))
-
-
-def digest_of_files(
-    paths: Iterable[Path],
-    digests: ContentDigests | None = None,
-    should_stop: Callable[[], bool] = lambda: False,
-) -> str:
-    """Of names and contents. Raises OSError for what can't be read, or changes meanwhile, and
-    Interrupted."""
-    digests = digests or ContentDigests(None)
-    total = hashlib.sha256()
-    for path in paths:
-        total.update(f"{path.name} {digests.of(FileState.of(path), 1, should_stop)}\n".encode())
-    return total.hexdigest()
 
 
 @cache

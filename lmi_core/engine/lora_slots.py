@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from lmi_core.adapters.names import AdapterNames
-from lmi_core.engine.fingerprint import digest_of_files
 from lmi_core.errors import ModelError, UserError
 from lmi_core.runners.runner import AdapterStore, LoraRunner, Runner
+from lmi_core.weights.content_digest import ContentDigests
 
 if TYPE_CHECKING:
     from lmi_core.adapters.store import PackedLora
@@ -143,7 +143,8 @@ def prefix_seed(serial: int, digest: str) -> bytes:
 def adapter_digest(path: Path) -> str:
     """Of an adapter's files; "" where they can't be read."""
     try:
-        return digest_of_files(sorted(file for file in path.iterdir() if file.is_file()))
+        files = sorted(file for file in path.iterdir() if file.is_file())
+        return ContentDigests(None).of_files(files)
     except OSError as error:
         _log.info("the adapter in %s has no digest: %s", path, error)
         return ""

@@ -6,7 +6,7 @@ import hashlib
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import astuple, dataclass
@@ -90,6 +90,15 @@ class ContentDigests:
         if is_settled:
             self._remember(memo, digest)
         return digest
+
+    def of_files(
+        self, paths: Iterable[Path], should_stop: Callable[[], bool] = lambda: False
+    ) -> str:
+        """Of their names and contents. Raises as ``of``."""
+        total = hashlib.sha256()
+        for path in paths:
+            total.update(f"{path.name} {self.of(FileState.of(path), 1, should_stop)}\n".encode())
+        return total.hexdigest()
 
     def _remember(self, memo: Path, digest: str) -> None:
         try:
