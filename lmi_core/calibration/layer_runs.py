@@ -15,9 +15,9 @@ import numpy as np
 from lmi_core import _native, ops
 from lmi_core.models.decoder import Decoder
 from lmi_core.models.found_model import FoundModel
-from lmi_core.models.linears import LayerLinear
 from lmi_core.models.loader import load_decoder, load_layer
 from lmi_core.models.smoothing import LayerFactors
+from lmi_core.models.spec import LayerLinear
 from lmi_core.models.tensor_reader import Progress, TensorReader
 from lmi_core.models.weight_packing import WeightPacking
 from lmi_core.models.weights import LayerWeights

@@ -19,9 +19,8 @@ import numpy as np
 from lmi_core import _native
 from lmi_core.calibration.layer_runs import LayerRuns
 from lmi_core.models.found_model import FoundModel
-from lmi_core.models.linears import LayerLinear, layer_linears
 from lmi_core.models.smoothing import LinearPeaks, Smoothing
-from lmi_core.models.spec import DecoderSpec
+from lmi_core.models.spec import DecoderSpec, LayerLinear, layer_linears
 from lmi_core.models.tensor_reader import Progress, TensorReader
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.text.calibration_text import read_text, sequences_of

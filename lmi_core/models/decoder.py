@@ -9,13 +9,12 @@ import numpy as np
 from lmi_core import ops
 from lmi_core.models.experts import add_experts
 from lmi_core.models.latent_attention import latent_queries
-from lmi_core.models.linears import LayerLinear
 from lmi_core.models.loader import LoadedModel
 from lmi_core.models.lora_linears import linear_id
 from lmi_core.models.relative_bias import relative_buckets
 from lmi_core.models.rope import rope_tables
 from lmi_core.models.slices import WHOLE, Slicing
-from lmi_core.models.spec import DecoderSpec
+from lmi_core.models.spec import DecoderSpec, LayerLinear
 from lmi_core.models.weights import DecoderWeights, LayerWeights, Linear, Norm
 from lmi_core.ops import Graph, Handle, KvCache, LoraTable
 from lmi_core.ops.attention import attention, rope_cache_write

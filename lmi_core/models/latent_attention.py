@@ -10,9 +10,8 @@ from __future__ import annotations
 import numpy as np
 
 from lmi_core import ops
-from lmi_core.models.linears import RowIds
 from lmi_core.models.slices import Slicing
-from lmi_core.models.spec import DecoderSpec, LatentSpec
+from lmi_core.models.spec import DecoderSpec, LatentSpec, RowIds
 from lmi_core.models.tensor_reader import TensorReader
 from lmi_core.models.weights import LatentAttention
 from lmi_core.ops import Handle

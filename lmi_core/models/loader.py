@@ -14,13 +14,12 @@ from lmi_core.models.experts import load_experts
 from lmi_core.models.found_model import FoundModel, find_model
 from lmi_core.models.kv_scales import LayerScales, read_kv_scales
 from lmi_core.models.latent_attention import load_latent
-from lmi_core.models.linears import LayerLinear, rotate_half_order
 from lmi_core.models.pooling import PoolingSpec
 from lmi_core.models.pooling_head import PoolingHead
 from lmi_core.models.pooling_layers import load_pooling_head
 from lmi_core.models.slices import WHOLE, Slicing
 from lmi_core.models.smoothing import LayerFactors, Smoothing, divided
-from lmi_core.models.spec import DecoderSpec
+from lmi_core.models.spec import DecoderSpec, LayerLinear, rotate_half_order
 from lmi_core.models.tensor_reader import Progress, TensorReader
 from lmi_core.models.weight_packing import WeightPacking
 from lmi_core.models.weights import (

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from lmi_core.models.linears import LayerLinear, RowIds, layer_linears
 from lmi_core.models.slices import WHOLE, Slicing
-from lmi_core.models.spec import DecoderSpec
+from lmi_core.models.spec import DecoderSpec, LayerLinear, RowIds, layer_linears
 
 
 class LinearShape(NamedTuple):

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from lmi_core.errors import UserError
-from lmi_core.models.linears import LayerLinear, LinearSource, RowIds, layer_linears
+from lmi_core.models.spec import DecoderSpec, LayerLinear, LinearSource, RowIds, layer_linears
 
 if TYPE_CHECKING:
-    from lmi_core.models.spec import DecoderSpec
     from lmi_core.settings.engine_config import EngineConfig
 
 INVARIANT_SLICES = 4

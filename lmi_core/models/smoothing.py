@@ -14,8 +14,7 @@ from functools import partial
 
 import numpy as np
 
-from lmi_core.models.linears import LayerLinear
-from lmi_core.models.spec import DecoderSpec
+from lmi_core.models.spec import DecoderSpec, LayerLinear
 from lmi_core.models.weights import Norm
 from lmi_core.weights.formats import FloatArray
 

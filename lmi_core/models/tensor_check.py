@@ -15,8 +15,7 @@ from lmi_core.models.expert_tensors import (
     with_layout,
 )
 from lmi_core.models.kv_scales import kv_scale_names
-from lmi_core.models.linears import layer_linears
-from lmi_core.models.spec import DecoderSpec, LatentSpec
+from lmi_core.models.spec import DecoderSpec, LatentSpec, layer_linears
 from lmi_core.models.weight_names import WeightNames
 from lmi_core.models.weights import bias_name, is_transposed, qk_norm_tensors
 from lmi_core.weights.checkpoint import Checkpoint

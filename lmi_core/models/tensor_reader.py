@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from lmi_core.errors import ModelError
 from lmi_core.models.found_model import FoundModel
-from lmi_core.models.linears import RowIds
 from lmi_core.models.slices import Bounds
+from lmi_core.models.spec import RowIds
 from lmi_core.models.weight_packing import WeightPacking
 from lmi_core.models.weights import Linear, MappedFile, Table, is_transposed
 from lmi_core.ops.graph import JoinedWeight, LinearWeight, SlicedWeight

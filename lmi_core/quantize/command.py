@@ -20,8 +20,7 @@ from lmi_core.json_file import read_json_object
 from lmi_core.local_model import open_local_model
 from lmi_core.models.expert_tensors import expert_mlps, expert_shapes, router_modules
 from lmi_core.models.found_model import FoundModel, find_model
-from lmi_core.models.linears import latent_linears, layer_linears
-from lmi_core.models.spec import DecoderSpec
+from lmi_core.models.spec import DecoderSpec, latent_linears, layer_linears
 from lmi_core.progress import TerminalProgress
 from lmi_core.quantize.expert_slices import with_own_tensors
 from lmi_core.quantize.experts import objection

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from lmi_core.models.expert_tensors import EACH
-from lmi_core.models.linears import LayerLinear
-from lmi_core.models.spec import Activation, DecoderSpec
+from lmi_core.models.spec import Activation, DecoderSpec, LayerLinear
 from lmi_core.quantize.expert_slices import COMMON, own_form
 from lmi_core.weights.formats import FloatArray
 

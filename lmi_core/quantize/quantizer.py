@@ -11,8 +11,8 @@ import numpy as np
 
 from lmi_core.calibration.layer_runs import LayerRuns, Observer
 from lmi_core.models.expert_tensors import bias_beside, expert_mlps
-from lmi_core.models.linears import LayerLinear, LinearSource, latent_linears, layer_linears
 from lmi_core.models.smoothing import LayerFactors, Share, layer_factors
+from lmi_core.models.spec import LayerLinear, LinearSource, latent_linears, layer_linears
 from lmi_core.models.weights import bias_name
 from lmi_core.quantize.awq import Sample, best_factors
 from lmi_core.quantize.experts import KeptRows

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lmi_core.models.found_model import FoundModel
-from lmi_core.models.linears import layer_linears
+from lmi_core.models.spec import layer_linears
 from lmi_core.models.tensor_check import expected_shapes
 from lmi_core.weights.safetensors_file import Turned
 

@@ -15,8 +15,8 @@ from lmi_core.engine.engine import Engine
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.errors import UserError
 from lmi_core.models.found_model import find_model
-from lmi_core.models.linears import LayerLinear
 from lmi_core.models.loader import load_weights
+from lmi_core.models.spec import LayerLinear
 from lmi_core.ops.cpu import NativeWeights
 from lmi_core.settings.engine_config import EngineConfig
 from tests.checkpoints import cached_checkpoint

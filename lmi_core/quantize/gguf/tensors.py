@@ -13,8 +13,15 @@ import numpy.typing as npt
 
 from lmi_core.models.expert_tensors import down_names, gate_up_names
 from lmi_core.models.latent_attention import keys_and_values
-from lmi_core.models.linears import LayerLinear, LinearSource, RowIds, layer_linears
-from lmi_core.models.spec import DecoderSpec, ExpertSpec, LatentSpec
+from lmi_core.models.spec import (
+    DecoderSpec,
+    ExpertSpec,
+    LatentSpec,
+    LayerLinear,
+    LinearSource,
+    RowIds,
+    layer_linears,
+)
 from lmi_core.models.weight_names import WeightNames
 from lmi_core.weights.formats import FloatArray
 from lmi_core.weights.gguf.architectures import INTERLEAVED
