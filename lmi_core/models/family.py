@@ -97,10 +97,12 @@ def attention_spec(
     num_kv_heads: int | None = None,
     head_dim: int | None = None,
     windows: tuple[int, ...] = (),
+    scale: float = 0.0,
+    bias: bool = False,
     **changes: Any,
 ) -> AttentionSpec:
-    """Attention with the usual scale; ``windows`` empty: every layer sees everything. ``changes``:
-    fields of the spec."""
+    """``windows`` empty: every layer sees everything. ``scale``: 0: the usual one. ``bias``: of all
+    its linears. ``changes``: fields of the spec."""
     num_q_heads = config.integer("num_attention_heads")
     if num_kv_heads is None:
         num_kv_heads = config.integer("num_key_value_heads", num_q_heads)
@@ -121,7 +123,9 @@ def attention_spec(
         num_q_heads=num_q_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        scale=head_dim**-0.5,
+        scale=scale or head_dim**-0.5,
+        qkv_bias=bias,
+        output_bias=bias,
         windows=windows or (0,) * config.num_layers,
     )
     return replace(spec, **changes)
@@ -272,11 +276,12 @@ def layer_windows(config: HfConfig) -> tuple[int, ...]:
     return tuple(window if local else 0 for local in local_layers(config, 1))
 
 
-def local_layers(config: HfConfig, period: int) -> tuple[bool, ...]:
-    """Which layers see a window: as ``layer_types`` says, else all but every ``period``-th."""
+def local_layers(config: HfConfig, period: int, first: int = -1) -> tuple[bool, ...]:
+    """Which layers see a window: as ``layer_types`` says, else all but every ``period``-th, counted
+    from layer ``first``, which may lie before layer 0."""
     num_layers, types = config.num_layers, config.values.get("layer_types")
     if types is None:
-        return tuple((layer + 1) % period != 0 for layer in range(num_layers))
+        return tuple((layer - first) % period != 0 for layer in range(num_layers))
     known = {"full_attention", "sliding_attention"}
     if not isinstance(types, list) or len(types) != num_layers or not {*types} <= known:
         raise config.error(

@@ -38,7 +38,7 @@ def read_spec(config: HfConfig, names: WeightNames = NAMES, offset: int = 0) -> 
     return decoder_spec(
         config,
         "bert",
-        attention_spec(config, num_kv_heads=heads, qkv_bias=True, output_bias=True),
+        attention_spec(config, num_kv_heads=heads, bias=True),
         max_positions=512,
         activation="gelu",
         norm=norm_spec(config, eps=1e-12, kind="layer", bias=True),

@@ -15,9 +15,7 @@ NAMES = replace(FALCON, embedding_norm="transformer.word_embeddings_layernorm.we
 def read_spec(config: HfConfig) -> DecoderSpec:
     config.require("apply_residual_connection_post_layernorm", False)
     heads = config.integer("num_attention_heads")
-    attention = attention_spec(
-        config, num_kv_heads=heads, qkv_bias=True, output_bias=True, slopes=alibi_slopes(heads)
-    )
+    attention = attention_spec(config, num_kv_heads=heads, bias=True, slopes=alibi_slopes(heads))
     return decoder_spec(
         config,
         "bloom",

@@ -12,8 +12,7 @@ def read_spec(config: HfConfig) -> DecoderSpec:
     bias = config.boolean("attention_bias")
     attention = attention_spec(
         config,
-        qkv_bias=bias,
-        output_bias=bias,
+        bias=bias,
         qk_norm="layers" if config.boolean("use_qk_norm") else "",
         interleaved=True,
     )

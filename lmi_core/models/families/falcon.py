@@ -39,7 +39,7 @@ def read_spec(config: HfConfig) -> DecoderSpec:
         names = replace(names, attention_norm="ln_attn.weight", mlp_norm="ln_mlp.weight")
     elif parallel:
         names = replace(names, mlp_norm="")
-    attention = attention_spec(config, num_kv_heads=num_kv_heads, qkv_bias=bias, output_bias=bias)
+    attention = attention_spec(config, num_kv_heads=num_kv_heads, bias=bias)
     if config.boolean("alibi"):
         slopes = tuple(slope * attention.scale for slope in alibi_slopes(heads))
         attention = replace(attention, slopes=slopes)

@@ -18,7 +18,7 @@ def gemma_attention(config: HfConfig, **changes: Any) -> AttentionSpec:
         raise config.error("use_bidirectional_attention", "is true, but text is generated causally")
     bias = config.boolean("attention_bias")
     head_dim = default_head_dim(config, 256)
-    return attention_spec(config, head_dim=head_dim, qkv_bias=bias, output_bias=bias, **changes)
+    return attention_spec(config, head_dim=head_dim, bias=bias, **changes)
 
 
 def gemma_decoder(

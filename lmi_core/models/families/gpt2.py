@@ -36,9 +36,7 @@ def score_scale(config: HfConfig) -> float:
 def read_spec(config: HfConfig) -> DecoderSpec:
     config.require("scale_attn_by_inverse_layer_idx", False)
     heads, hidden = config.integer("num_attention_heads"), config.integer("hidden_size")
-    attention = attention_spec(
-        config, num_kv_heads=heads, scale=score_scale(config), qkv_bias=True, output_bias=True
-    )
+    attention = attention_spec(config, num_kv_heads=heads, scale=score_scale(config), bias=True)
     return decoder_spec(
         config,
         "gpt2",

@@ -19,8 +19,7 @@ def read_spec(config: HfConfig) -> DecoderSpec:
         config,
         num_kv_heads=heads,
         scale=score_scale(config),
-        qkv_bias=True,
-        output_bias=True,
+        bias=True,
     )
     return decoder_spec(
         config,

@@ -15,22 +15,21 @@ KEYS |= {"hidden_act": "activation_function", "rms_norm_eps": "layer_norm_epsilo
 
 def read_spec(config: HfConfig) -> DecoderSpec:
     window, layers = config.integer("window_size", 256), config.num_layers
-    types = config.get("attention_layers")
     try:
-        types = types or [
+        types = config.get("attention_layers") or [
             kind
             for kinds, count in config.get("attention_types", [[["global", "local"], layers // 2]])
             for kind in kinds * min(count, layers)
         ]
-        are_of_all = len(types) == layers
+        windows = tuple(window if kind == "local" else 0 for kind in types)
     except (TypeError, ValueError):
-        are_of_all = False
-    if not are_of_all:
+        windows = ()
+    if len(windows) != layers:
         raise config.error("attention_types", "must be of all layers")
     attention = attention_spec(
         config,
         num_kv_heads=config.integer("num_attention_heads"),
-        windows=tuple(window if kind == "local" else 0 for kind in types),
+        windows=windows,
         scale=1.0,
         output_bias=True,
     )

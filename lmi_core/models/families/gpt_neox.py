@@ -24,7 +24,7 @@ NAMES = WeightNames(
 def read_spec(config: HfConfig) -> DecoderSpec:
     bias = config.boolean("attention_bias", True)
     heads = config.integer("num_attention_heads")
-    attention = attention_spec(config, num_kv_heads=heads, qkv_bias=bias, output_bias=bias)
+    attention = attention_spec(config, num_kv_heads=heads, bias=bias)
     return decoder_spec(
         config,
         "gpt_neox",

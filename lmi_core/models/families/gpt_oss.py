@@ -29,14 +29,12 @@ def read_spec(config: HfConfig) -> DecoderSpec:
         config = replace(config, values={**config.values, "rope_parameters": _ROPE})
     config.require("swiglu_limit", 7.0)
     config.require("swiglu_alpha", 1.702)
-    bias = config.boolean("attention_bias", True)
     attention = attention_spec(
         config,
         num_kv_heads=config.integer("num_key_value_heads", 8),
         head_dim=default_head_dim(config, 64),
         windows=local_windows(config, local_layers(config, 2), 128),
-        qkv_bias=bias,
-        output_bias=bias,
+        bias=config.boolean("attention_bias", True),
     )
     experts = expert_spec(
         config,

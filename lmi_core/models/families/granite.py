@@ -14,8 +14,7 @@ def read_spec(config: HfConfig) -> DecoderSpec:
     attention = attention_spec(
         config,
         scale=config.number("attention_multiplier", 1.0),
-        qkv_bias=bias,
-        output_bias=bias,
+        bias=bias,
     )
     residual = config.number("residual_multiplier", 1.0)
     return decoder_spec(

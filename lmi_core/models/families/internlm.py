@@ -13,7 +13,7 @@ _KINDS = {"origin": "default", "dynamic": "dynamic"}
 
 def read_spec(config: HfConfig) -> DecoderSpec:
     bias = config.boolean("bias", True)
-    attention = attention_spec(config, qkv_bias=bias, output_bias=bias)
+    attention = attention_spec(config, bias=bias)
     return decoder_spec(_with_rope(config), "internlm", attention, max_positions=2048)
 
 

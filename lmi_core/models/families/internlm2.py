@@ -23,7 +23,7 @@ NAMES = WeightNames(
 
 def read_spec(config: HfConfig) -> DecoderSpec:
     bias = config.boolean("bias", True)
-    attention = attention_spec(config, qkv_bias=bias, output_bias=bias)
+    attention = attention_spec(config, bias=bias)
     return decoder_spec(config, "internlm2", attention, max_positions=2048, names=NAMES)
 
 

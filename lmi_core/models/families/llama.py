@@ -11,8 +11,7 @@ def read_spec(config: HfConfig) -> DecoderSpec:
     bias = config.boolean("attention_bias")
     attention = attention_spec(
         config,
-        qkv_bias=bias,
-        output_bias=bias,
+        bias=bias,
     )
     return decoder_spec(
         config, "llama", attention, max_positions=2048, mlp_bias=config.boolean("mlp_bias")

@@ -16,7 +16,7 @@ def read_spec(config: HfConfig) -> DecoderSpec:
     return decoder_spec(
         config,
         "minicpm",
-        attention_spec(config, qkv_bias=bias, output_bias=bias),
+        attention_spec(config, bias=bias),
         max_positions=2048,
         tied=True,
         norm=NormSpec(eps=config.number("rms_norm_eps", 1e-6) / residual**2),

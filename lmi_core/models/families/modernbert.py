@@ -32,17 +32,15 @@ NAMES = WeightNames(
 
 
 def read_spec(config: HfConfig) -> DecoderSpec:
-    bias = config.boolean("attention_bias")
     config.require("norm_bias", False)
-    period = config.integer("global_attn_every_n_layers", 3)
-    local = tuple(layer % period != 0 for layer in range(config.num_layers))
-    if config.get("layer_types") is not None:
-        local = local_layers(config, 1)
+    local = local_layers(config, config.integer("global_attn_every_n_layers", 3), first=0)
     near = config.integer("local_attention", 128) // 2 + 1
     heads = config.integer("num_attention_heads")
-    windows = tuple(near if is_local else 0 for is_local in local)
     attention = attention_spec(
-        config, num_kv_heads=heads, windows=windows, qkv_bias=bias, output_bias=bias
+        config,
+        num_kv_heads=heads,
+        windows=tuple(near if is_local else 0 for is_local in local),
+        bias=config.boolean("attention_bias"),
     )
     return decoder_spec(
         config,

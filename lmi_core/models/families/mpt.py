@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lmi_core.models.family import (
-    Family,
-    alibi_slopes,
-    attention_spec,
-    decoder_spec,
-    default_head_dim,
-    norm_spec,
-)
+from lmi_core.models.family import Family, alibi_slopes, attention_spec, decoder_spec, norm_spec
 from lmi_core.models.spec import DecoderSpec
 from lmi_core.models.weight_names import WeightNames
 from lmi_core.weights.hf_config import HfConfig
@@ -46,7 +39,7 @@ def read_spec(config: HfConfig) -> DecoderSpec:
     attention = attention_spec(
         config,
         num_kv_heads=heads,
-        scale=settings.optional_number("softmax_scale", 0.0) or default_head_dim(config) ** -0.5,
+        scale=settings.optional_number("softmax_scale", 0.0),
         clip=settings.optional_number("clip_qkv", 0.0),
         slopes=alibi_slopes(heads, most),
     )

@@ -10,7 +10,7 @@ from lmi_core.weights.hf_config import HfConfig
 
 def read_spec(config: HfConfig) -> DecoderSpec:
     bias = config.boolean("attention_bias")
-    attention = attention_spec(config, qkv_bias=bias, output_bias=bias)
+    attention = attention_spec(config, bias=bias)
     return decoder_spec(
         config,
         "nemotron",

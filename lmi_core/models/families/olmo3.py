@@ -22,8 +22,7 @@ def read_spec(config: HfConfig) -> DecoderSpec:
     attention = attention_spec(
         config,
         windows=local_windows(config, local, 4096),
-        qkv_bias=bias,
-        output_bias=bias,
+        bias=bias,
         qk_norm="row",
     )
     return decoder_spec(

@@ -13,8 +13,7 @@ def read_spec(config: HfConfig) -> DecoderSpec:
     attention = attention_spec(
         config,
         clip=config.optional_number("clip_qkv", 0.0),
-        qkv_bias=bias,
-        output_bias=bias,
+        bias=bias,
         qk_norm="row",
     )
     return decoder_spec(

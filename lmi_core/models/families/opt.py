@@ -38,7 +38,7 @@ def read_spec(config: HfConfig) -> DecoderSpec:
     return decoder_spec(
         config,
         "opt",
-        attention_spec(config, num_kv_heads=heads, qkv_bias=bias, output_bias=bias),
+        attention_spec(config, num_kv_heads=heads, bias=bias),
         max_positions=2048,
         activation="relu",
         tied=True,

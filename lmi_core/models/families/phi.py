@@ -22,8 +22,7 @@ NAMES = WeightNames(
 def read_spec(config: HfConfig) -> DecoderSpec:
     attention = attention_spec(
         config,
-        qkv_bias=True,
-        output_bias=True,
+        bias=True,
         qk_norm="layer" if config.boolean("qk_layernorm") else "",
     )
     return decoder_spec(

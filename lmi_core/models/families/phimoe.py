@@ -18,8 +18,7 @@ def read_spec(config: HfConfig) -> DecoderSpec:
         config,
         num_kv_heads=config.integer("num_key_value_heads", 8),
         windows=(window,) * config.num_layers,
-        qkv_bias=bias,
-        output_bias=bias,
+        bias=bias,
     )
     experts = expert_spec(
         config,

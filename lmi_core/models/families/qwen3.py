@@ -19,8 +19,7 @@ def read_spec(config: HfConfig) -> DecoderSpec:
         config,
         head_dim=default_head_dim(config, 128),
         windows=layer_windows(config),
-        qkv_bias=bias,
-        output_bias=bias,
+        bias=bias,
         qk_norm="head",
     )
     return decoder_spec(config, "qwen3", attention, max_positions=32768)

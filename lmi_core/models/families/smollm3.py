@@ -25,8 +25,7 @@ def read_spec(config: HfConfig) -> DecoderSpec:
         config,
         num_kv_heads=config.integer("num_key_value_heads", 4),
         windows=layer_windows(config),
-        qkv_bias=bias,
-        output_bias=bias,
+        bias=bias,
     )
     positions = config.integer("max_position_embeddings", 32768)
     rope = rope_spec(config, attention.head_dim, positions, theta_default=2000000.0)

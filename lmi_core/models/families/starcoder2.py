@@ -15,8 +15,7 @@ def read_spec(config: HfConfig) -> DecoderSpec:
         config,
         num_kv_heads=config.integer("num_key_value_heads", 2),
         windows=(window,) * config.num_layers,
-        qkv_bias=bias,
-        output_bias=bias,
+        bias=bias,
     )
     return decoder_spec(
         config,
