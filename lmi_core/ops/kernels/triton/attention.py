@@ -9,7 +9,15 @@ from torch import Tensor
 
 from lmi_core.ops.device.device_step import DeviceStep
 from lmi_core.ops.device.paged_cache import Scales
-from lmi_core.ops.kernels.triton.attention_tile import attend_tile, end_of_keys, head_scores
+from lmi_core.ops.kernels.triton.attention_tile import (
+    BLOCK_KEYS,
+    MIN_DOT_SIZE,
+    attend_tile,
+    end_of_keys,
+    head_scores,
+    kernel_sizes,
+    relative_arguments,
+)
 from lmi_core.ops.kernels.triton.codes import StoredCache
 from lmi_core.ops.kernels.triton.wide_attention import wide_attention
 
@@ -17,14 +25,11 @@ NUM_PROGRAMS = 264
 """Programs that a decode should at least have, by splitting the keys: two per multiprocessor of
 the largest GPUs now in use."""
 MIN_SPLIT_KEYS = 256
-BLOCK_KEYS = 32
-"""Keys that a program takes at once."""
 DECODE_SCORES = 1024
 """Of a decode's tile: keys times query heads of a group. By the machine code, two programs of a
 multiprocessor with 32 keys of 128 numbers keep so little under way that they read at two thirds of
 a memory's rate, with 64 at all of it. Of wider heads 32 have as many bytes, and codes are widened
 in registers, which 64 take so many of that fewer programs are there."""
-MIN_DOT_SIZE = 16
 TILE_ROWS = 128
 """Of a prefill's scores: tokens times query heads of a group; half as many of wide heads, whose
 results take the registers."""
@@ -103,43 +108,11 @@ def tile_tokens(group: int, head_dim: int) -> int:
     return max(1, tokens)
 
 
-def relative_arguments(q: Tensor, relative: Tensor | None) -> tuple[Tensor, int]:
-    """What kernels take of it: the numbers, and how many a head has; any tensor for none."""
-    return (q, 0) if relative is None else (relative, relative.shape[1])
-
-
 def decode_keys(block_group: int, head_dim: int, code: str) -> int:
     """Keys that a decode takes at once, for so many rows of scores."""
     if code or head_dim > NARROW_HEAD_DIM:
         return BLOCK_KEYS
     return max(BLOCK_KEYS, min(2 * BLOCK_KEYS, DECODE_SCORES // block_group))
-
-
-def kernel_sizes(
-    q: Tensor,
-    keys: Tensor,
-    step: DeviceStep,
-    num_q_heads: int,
-    window: int,
-    soft_cap: float,
-    slopes: Tensor | None,
-    sinks: Tensor | None,
-) -> dict[str, int]:
-    """What every kernel over the cache is compiled for, by ``attend_tile``'s names."""
-    num_kv_heads, head_dim = keys.shape[1:]
-    return {
-        "NUM_KV_HEADS": num_kv_heads,
-        "GROUP": num_q_heads // num_kv_heads,
-        "HEAD_DIM": head_dim,
-        "BLOCK_SIZE": step.block_size,
-        "BLOCK_DIM": max(MIN_DOT_SIZE, triton.next_power_of_2(head_dim)),
-        "BLOCK_KEYS": BLOCK_KEYS,
-        "HAS_WINDOW": window > 0,
-        "HAS_SOFT_CAP": soft_cap > 0.0,
-        "HAS_SLOPES": slopes is not None,
-        "HAS_SINKS": sinks is not None,
-        "IS_WIDENED": q.device.type != "cuda",
-    }
 
 
 def _decode(

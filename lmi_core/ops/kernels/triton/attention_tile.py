@@ -1,11 +1,49 @@
-"""One tile of keys and values, for the kernels of attention."""
+"""One tile of keys and values, for the kernels of attention, and what these are compiled for."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+from torch import Tensor
 
+from lmi_core.ops.device.device_step import DeviceStep
 from lmi_core.ops.kernels.triton.codes import widened
+
+BLOCK_KEYS = 32
+"""Keys that a program takes at once."""
+MIN_DOT_SIZE = 16
+
+
+def kernel_sizes(
+    q: Tensor,
+    keys: Tensor,
+    step: DeviceStep,
+    num_q_heads: int,
+    window: int,
+    soft_cap: float,
+    slopes: Tensor | None,
+    sinks: Tensor | None,
+) -> dict[str, int]:
+    """What every kernel over the cache is compiled for, by ``attend_tile``'s names."""
+    num_kv_heads, head_dim = keys.shape[1:]
+    return {
+        "NUM_KV_HEADS": num_kv_heads,
+        "GROUP": num_q_heads // num_kv_heads,
+        "HEAD_DIM": head_dim,
+        "BLOCK_SIZE": step.block_size,
+        "BLOCK_DIM": max(MIN_DOT_SIZE, triton.next_power_of_2(head_dim)),
+        "BLOCK_KEYS": BLOCK_KEYS,
+        "HAS_WINDOW": window > 0,
+        "HAS_SOFT_CAP": soft_cap > 0.0,
+        "HAS_SLOPES": slopes is not None,
+        "HAS_SINKS": sinks is not None,
+        "IS_WIDENED": q.device.type != "cuda",
+    }
+
+
+def relative_arguments(q: Tensor, relative: Tensor | None) -> tuple[Tensor, int]:
+    """What kernels take of it: the numbers, and how many a head has; any tensor for none."""
+    return (q, 0) if relative is None else (relative, relative.shape[1])
 
 
 @triton.jit

@@ -15,8 +15,13 @@ from torch import Tensor
 from lmi_core.ops.device.device_step import QUERY_TILE, DeviceStep
 from lmi_core.ops.device.paged_cache import Scales
 from lmi_core.ops.device.step_arrays import StepArrays
-from lmi_core.ops.kernels.triton.attention import kernel_sizes, relative_arguments
-from lmi_core.ops.kernels.triton.attention_tile import attend_tile, end_of_keys, head_scores
+from lmi_core.ops.kernels.triton.attention_tile import (
+    attend_tile,
+    end_of_keys,
+    head_scores,
+    kernel_sizes,
+    relative_arguments,
+)
 from lmi_core.ops.kernels.triton.codes import StoredCache
 
 PARTITION_KEYS = 256
