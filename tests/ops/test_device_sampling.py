@@ -1,5 +1,4 @@
-"""The samplers of torch devices against the native one and against distributions worked out by
-sorting."""
+"""The samplers of torch devices against the native one, and distributions by sorting."""
 
 from __future__ import annotations
 
@@ -12,6 +11,7 @@ import pytest
 from lmi_core import _native
 from lmi_core.ops.device.sampling_inputs import SamplingInputs, SamplingResults
 from tests.kernels.sampling_case import (
+    NEUTRAL,
     chi_square,
     filtered_probabilities,
     mask_of,
@@ -21,7 +21,6 @@ from tests.kernels.sampling_case import (
 torch = pytest.importorskip("torch", exc_type=ImportError)
 
 from lmi_core.ops.kernels import select  # noqa: E402
-from tests.kernels.sampling_case import NEUTRAL  # noqa: E402
 from tests.ops.cuda_kernels import use_cuda_kernels  # noqa: E402
 
 Logits = npt.NDArray[np.float32]
@@ -91,11 +90,16 @@ class Sampler:
         return result
 
 
-def sample_rows(logits: Logits, rows: list[dict[str, Any]]) -> SamplingResults:
+def sample_rows(
+    logits: Logits, rows: list[dict[str, Any]], masks: dict[int, Any] | None = None
+) -> SamplingResults:
     sampler = Sampler(len(rows), logits.shape[1])
     for row, settings in enumerate(rows):
         sampler.set(row, **settings)
         sampler.add(row, row)
+    for row, mask in (masks or {}).items():
+        sampler.step.add_mask(row)[:] = mask
+    sampler.step.set_masks_ready()
     return sampler.run(logits)
 
 
@@ -136,10 +140,9 @@ def test_as_the_native_sampler(vocab: int) -> None:
     np.testing.assert_allclose(result.logprobs, native["logprobs"], atol=1e-5)
     np.testing.assert_array_equal(result.num_top, native["num_top"])
     for row, num_top in enumerate(result.num_top):
-        expected = native["top_ids"][row, :num_top]
-        np.testing.assert_array_equal(result.top_ids[row, :num_top], expected)
-        expected = native["top_logprobs"][row, :num_top]
-        np.testing.assert_allclose(result.top_logprobs[row, :num_top], expected, atol=1e-5)
+        for name in ("top_ids", "top_logprobs"):
+            ours = getattr(result, name)[row, :num_top]
+            np.testing.assert_allclose(ours, native[name][row, :num_top], atol=1e-5)
 
 
 def test_a_large_vocabulary() -> None:
@@ -191,8 +194,7 @@ def test_scales_of_the_prompts_and_the_last_tokens() -> None:
     sampler = Sampler(24, 60)
     wanted = []
     for row in range(24):
-        prompt, ends = rng.choice(60, 8, replace=False).tolist(), [5, int(rng.integers(60))]
-        ends = sorted(set(ends))
+        prompt, ends = rng.choice(60, 8, replace=False).tolist(), {5, int(rng.integers(60))}
         reward, factor = float(rng.choice([0.5, 1.0, 3.0])), float(rng.choice([0.8, 1.4]))
         num_output = int(rng.integers(1, 7))
         sampler.set(
@@ -203,7 +205,7 @@ def test_scales_of_the_prompts_and_the_last_tokens() -> None:
             prompt_ids=prompt,
             length_start=2,
             length_factor=factor,
-            length_ids=ends,
+            length_ids=sorted(ends),
         )
         sampler.table.observe_prompt(row, prompt)
         sampler.table.observe_many(row, [7] * num_output)
@@ -308,15 +310,7 @@ def test_masks_are_as_the_native_sampler_has_them() -> None:
     logits = random_logits(len(rows), vocab, seed=6)
     masks = {i: mask_of(np.flatnonzero(rng.random(vocab) < 0.1), vocab) for i in range(0, 24, 3)}
     masks[0] = mask_of([], vocab)
-    sampler = Sampler(len(rows), vocab)
-    for row, settings in enumerate(rows):
-        sampler.set(row, **settings)
-        sampler.add(row, row)
-    for row, mask in masks.items():
-        sampler.step.add_mask(row)[:] = mask
-    sampler.step.set_masks_ready()
-    result = sampler.run(logits)
-    native = native_rows(logits, rows, masks)
+    result, native = sample_rows(logits, rows, masks), native_rows(logits, rows, masks)
     np.testing.assert_array_equal(result.token_ids, native["ids"])
     np.testing.assert_allclose(result.logprobs[1:], native["logprobs"][1:], atol=1e-5)
     free = sample_rows(logits, rows)
