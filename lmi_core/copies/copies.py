@@ -42,7 +42,7 @@ from lmi_core.engine.stats import (
 )
 from lmi_core.engine.stream import EventStream, batches
 from lmi_core.errors import EngineError, UserError
-from lmi_core.runners.prefix_secret import prefix_hash_key
+from lmi_core.runners.step_memory import prefix_hash_key
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.text.tokenizer import Tokenizer
 

@@ -36,11 +36,3 @@ def installation_secret(directory: Path, known: bytes | None = None) -> bytes:
 def derived(secret: bytes, purpose: str, num_bytes: int) -> bytes:
     """A secret of its own for each purpose."""
     return hashlib.blake2b(purpose.encode(), key=secret, digest_size=num_bytes).digest()
-
-
-def prefix_hash_key(directory: Path | None) -> bytes:
-    """What a pool's hashes are keyed with: the same after every start where prefixes outlast it."""
-    if directory is not None:
-        with suppress(OSError):  # who opens the directory says so
-            return derived(installation_secret(directory), "prefix hashes", 16)
-    return os.urandom(16)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lmi_core import _native
 from lmi_core.errors import InsufficientMemoryError, UserError
-from lmi_core.runners.prefix_secret import prefix_hash_key
+from lmi_core.runners.prefix_secret import derived, installation_secret
 
 if TYPE_CHECKING:
     from lmi_core.models.spec import DecoderSpec
@@ -105,6 +108,14 @@ class StepMemory:
         key = config.prefix_key or prefix_hash_key(config.prefix_cache_dir)
         pool = _native.BlockPool(num_blocks, config.block_size, key)
         return cls(pool, tables, sampling, steps)
+
+
+def prefix_hash_key(directory: Path | None) -> bytes:
+    """What a pool's hashes are keyed with: the same after every start where prefixes outlast it."""
+    if directory is not None:
+        with suppress(OSError):  # who opens the directory says so
+            return derived(installation_secret(directory), "prefix hashes", 16)
+    return os.urandom(16)
 
 
 @dataclass(frozen=True, slots=True)
