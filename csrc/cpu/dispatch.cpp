@@ -8,6 +8,8 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #elif defined(__aarch64__)
 #include <sys/auxv.h>
 #endif
@@ -83,6 +85,24 @@ bool has_avx512_bf16() {
   return has_avx512_vnni() && has_bits(cpuid(7, 1).eax, kBf16);
 }
 
+#if LMI_AMX_STAND_IN
+bool has_amx() { return has_avx512_bf16(); }
+#else
+// A process asks Linux for the registers of tiles once, for all of its threads.
+bool may_use_tiles() {
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;  // as in its asm/prctl.h
+  static const bool is_granted = syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  return is_granted;
+}
+
+bool has_amx() {
+  constexpr uint32_t kAmx = 1u << 22 | 1u << 24 | 1u << 25;  // BF16, TILE, INT8
+  constexpr uint32_t kTiles = 0x60000;                       // configuration and data
+  return has_avx512_bf16() && has_bits(cpuid(7, 0).edx, kAmx) &&
+         has_bits(saved_registers(), kTiles) && may_use_tiles();
+}
+#endif
+
 #elif defined(__aarch64__)
 
 // Bits of AT_HWCAP and AT_HWCAP2 as in Linux' asm/hwcap.h, which old systems' headers lack.
@@ -113,6 +133,7 @@ constexpr Level kLevels[] = {
     {InstructionSet::kAvx2Vnni, "avx2_vnni", has_avx2_vnni},
     {InstructionSet::kAvx512, "avx512", has_avx512},
     {InstructionSet::kAvx512Vnni, "avx512_vnni", has_avx512_vnni},
+    {InstructionSet::kAmx, "amx", has_amx},
     {InstructionSet::kAvx512Bf16, "avx512_bf16", has_avx512_bf16},
 #elif defined(__aarch64__)
     {InstructionSet::kNeon, "neon", has_neon},

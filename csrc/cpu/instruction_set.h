@@ -7,13 +7,16 @@
 
 namespace lmi::cpu {
 
-// Levels, of each processor worst first. Vnni: dot products of bytes; Bf16: of bf16, too.
+// Levels, of each processor worst first. Vnni: dot products of bytes; Bf16: of bf16, too. kAmx has
+// kAvx512Bf16's and matrix tiles besides, but comes before it as long as it hasn't run on hardware:
+// only who names it has it.
 enum class InstructionSet : uint8_t {
   kScalar,
   kAvx2,
   kAvx2Vnni,
   kAvx512,
   kAvx512Vnni,
+  kAmx,
   kAvx512Bf16,
   kNeon,
   kNeonDotprod,  // sdot

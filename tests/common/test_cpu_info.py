@@ -25,6 +25,7 @@ _LEVELS = {
         "avx2_vnni": _AVX2 | {"avx_vnni"},
         "avx512": _AVX512,
         "avx512_vnni": _AVX512 | {"avx512_vnni"},
+        "amx": _AVX512 | {"avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8"},
         "avx512_bf16": _AVX512 | {"avx512_vnni", "avx512_bf16"},
     },
     "aarch64": {

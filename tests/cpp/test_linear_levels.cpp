@@ -14,9 +14,27 @@
 #include "graph/linear_weight.h"
 
 namespace lmi {
+
+namespace cpu::amx_stand_in {
+const Kernels& table();  // of test_amx.cpp
+}
+
 namespace {
 
-constexpr int64_t kInputs = 768, kOutputs = 75, kRows = 13;
+constexpr int64_t kInputs = 768, kOutputs = 75, kRows = 37;
+
+struct Table {
+  std::string name;
+  const cpu::Kernels& kernels;
+};
+
+std::vector<Table> tables() {
+  std::vector<Table> all = {{"amx's stand-in", cpu::amx_stand_in::table()}};
+  for (const auto level : cpu::available_instruction_sets()) {
+    all.push_back({cpu::instruction_set_name(level), cpu::kernels(level)});
+  }
+  return all;
+}
 
 struct Case {
   std::string name;
@@ -88,9 +106,8 @@ void run_kernel(const cpu::Kernel<Args>& kernel, const Args& args) {
 }
 
 // Rows [first, first + count) of the inputs, with an outlier each, times the weight.
-std::vector<float> multiply(cpu::InstructionSet level, const LinearWeight& owner, int64_t first,
+std::vector<float> multiply(const cpu::Kernels& kernels, const LinearWeight& owner, int64_t first,
                             int64_t count) {
-  const cpu::Kernels& kernels = cpu::kernels(level);
   const cpu::PackedLinear& weight = owner.packed();
   auto floats = normal_floats(kRows * kInputs, 2);
   for (int64_t row = 0; row < kRows; ++row) floats[row * kInputs + 7 * row] *= 60.0f;
@@ -151,10 +168,10 @@ TEST(levels_that_run_here_are_built_or_named_as_left_out) {
 TEST(linears_of_all_levels_are_near_each_other) {
   for (const Case& test : linear_cases()) {
     const LinearWeight weight = make_weight(test);
-    const auto wanted = multiply(cpu::InstructionSet::kScalar, weight, 0, kRows);
-    for (const auto level : cpu::available_instruction_sets()) {
-      expect_near(multiply(level, weight, 0, kRows), wanted,
-                  test.name + " on " + cpu::instruction_set_name(level));
+    const auto wanted = multiply(cpu::kernels(cpu::InstructionSet::kScalar), weight, 0, kRows);
+    for (const Table& table : tables()) {
+      expect_near(multiply(table.kernels, weight, 0, kRows), wanted,
+                  test.name + " on " + table.name);
     }
   }
 }
@@ -162,13 +179,13 @@ TEST(linears_of_all_levels_are_near_each_other) {
 TEST(linears_give_a_row_the_same_bits_among_others) {
   for (const Case& test : linear_cases()) {
     const LinearWeight weight = make_weight(test);
-    for (const auto level : cpu::available_instruction_sets()) {
-      const auto all = multiply(level, weight, 0, kRows);
-      for (const int64_t count : {1, 2, 3, 4, 5, 6, 7}) {
-        const auto some = multiply(level, weight, kRows - count, count);
+    for (const Table& table : tables()) {
+      const auto all = multiply(table.kernels, weight, 0, kRows);
+      for (const int64_t count : {1, 2, 3, 4, 5, 6, 7, 16, 17, 33}) {
+        const auto some = multiply(table.kernels, weight, kRows - count, count);
         const bool is_same = std::memcmp(some.data(), all.data() + (kRows - count) * kOutputs,
                                          some.size() * sizeof(float)) == 0;
-        LMI_CHECK(is_same, test.name, " on ", cpu::instruction_set_name(level), " with ", count,
+        LMI_CHECK(is_same, test.name, " on ", table.name, " with ", count,
                   " rows has other bits than with ", kRows);
       }
     }

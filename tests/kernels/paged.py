@@ -12,9 +12,12 @@ from lmi_core import _native
 KEY_GROUP = 16
 
 FLOAT_LEVELS = [
-    level for level in _native.instruction_sets() if not level.endswith(("_vnni", "_dotprod"))
+    level
+    for level in _native.instruction_sets()
+    if not level.endswith(("_vnni", "_dotprod", "amx"))
 ]
-"""Without those that multiply bytes alone otherwise (``LMI_BYTE_DOT``), which attention doesn't."""
+"""Without those that multiply bytes alone otherwise (``LMI_BYTE_DOT``), which attention doesn't,
+and amx, whose attention is avx512_bf16's."""
 VECTORS = [level for level in FLOAT_LEVELS if not level.endswith("_bf16")]
 """One of each vector layer: where neither bytes nor bf16 are multiplied (sampling, rotation, norms)
 the others have its code."""

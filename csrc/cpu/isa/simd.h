@@ -2,7 +2,7 @@
 // instruction set. Each isa/<level>.cpp includes it once, after it defined LMI_ISA (the namespace),
 // LMI_LEVEL (the enumerator), LMI_SIMD (0: any machine, 1: AVX2, 2: AVX-512, 3: NEON), and 1 for
 // what the level has besides: LMI_BYTE_DOT (dot products of bytes), LMI_BF16_DOT (of bf16; on Arm
-// with those of unsigned by signed bytes).
+// with those of unsigned by signed bytes), LMI_AMX (Intel's matrix tiles).
 //
 // Everything is static and lives in the level's own namespace, so that the linker can never hand a
 // function compiled for one instruction set to another. Kernels call no inline function or
@@ -16,6 +16,9 @@
 #endif
 #ifndef LMI_BF16_DOT
 #define LMI_BF16_DOT 0
+#endif
+#ifndef LMI_AMX
+#define LMI_AMX 0
 #endif
 
 // Products of small matrices, see matrix_steps.inc.

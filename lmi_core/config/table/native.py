@@ -11,7 +11,7 @@ _CACHE = "tests/weights/test_repack_cache.py"
 _DEVICES = f"{_TESTS}::test_devices_give_the_same_greedy_tokens"
 # The kernels' levels on every processor, each processor's in rising order.
 INSTRUCTION_SETS = (
-    *("auto", "scalar", "avx2", "avx2_vnni", "avx512", "avx512_vnni", "avx512_bf16"),
+    *("auto", "scalar", "avx2", "avx2_vnni", "avx512", "avx512_vnni", "amx", "avx512_bf16"),
     *("neon", "neon_dotprod", "neon_bf16"),
 )
 _ACTIVATIONS = f"{_TESTS}::test_what_quantized_weights_are_multiplied_with"
@@ -306,7 +306,8 @@ OPTIONS = (
     _native(
         "instruction_set",
         Choice(INSTRUCTION_SETS),
-        "Instruction set of the kernels; `lmi doctor` names those of this machine.",
+        "Instruction set of the kernels; `lmi doctor` names those of this machine. amx, which has "
+        "not run on hardware, is never chosen by itself.",
         "auto",
         honoured("instruction_set", test=f"{_TESTS}::test_data_types"),
     ),
