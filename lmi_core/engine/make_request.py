@@ -31,7 +31,10 @@ def make_request(
     if isinstance(prompt, GenerationRequest):
         if params is not None or options:
             raise UserError("a GenerationRequest already holds params and options")
-        return prompt
+        ids = prompt.prompt_token_ids
+        if ids is None or isinstance(ids, tuple):
+            return prompt
+        return replace(prompt, prompt_token_ids=_token_ids(ids))
     if params is not None and not isinstance(params, SamplingParams):
         raise UserError(
             f"params must be SamplingParams, got {type(params).__name__}", field="params"

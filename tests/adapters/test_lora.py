@@ -218,7 +218,7 @@ REFUSED: list[tuple[Action, type[Exception], str]] = [
     (
         lambda e: collect(e, GenerationRequest(request_id="r", prompt="x", adapter=None)),  # type: ignore[arg-type]
         UserError,
-        "adapter must be a text, got None",
+        "adapter is None; allowed are str",
     ),
     (lambda e: e.load_adapter("a", "x"), UserError, "Adapter a is registered already"),
     (lambda e: e.load_adapter("", "x"), UserError, "an adapter's name is a text, not ''"),

@@ -104,6 +104,10 @@ def test_ids_of_another_integer_type_are_ids() -> None:
         async with make_engine() as engine:
             events = await collect(engine, np.arange(1, 4), params)
             assert token_ids(events) == token_ids(await collect(engine, [1, 2, 3], params))
+            for ids in (np.arange(1, 4), [1, 2, 3]):
+                fields: dict[str, Any] = {"prompt_token_ids": ids, "params": params}
+                request = GenerationRequest(request_id="r", **fields)
+                assert token_ids(events) == token_ids(await collect(engine, request))
 
     run(main())
 
@@ -114,6 +118,7 @@ def test_ids_of_another_integer_type_are_ids() -> None:
         ({}, "give either prompt or prompt_token_ids"),
         ({"prompt": b"hi"}, "prompt is b'hi'; allowed are str, None"),
         ({"prompt_token_ids": ("x",)}, "token ids are ints, not"),
+        ({"prompt_token_ids": [1.5]}, "the prompt must be a text or a sequence of token ids, got"),
         ({"prompt": "a", "cache_salt": None}, "cache_salt is None; allowed are str"),
         ({"prompt": "a", "tenant": 7}, "tenant is 7; allowed are str"),
         ({"prompt": "a", "echo": "no"}, "echo is 'no'; allowed are bool"),
