@@ -45,7 +45,7 @@ def values_of(option):
         return [str(low + (high - low) * n / 10) for n in range(1, 10)]
     made = {
         Bytes: [f"{n}K" for n in range(1, 9)],
-        Json: [f"[{n}]" for n in range(9)],
+        Json: [f'{{"a": {n}}}' for n in range(9)],
         StopList: [f'["{n}"]' for n in range(9)],
         Rate: [f"{n}/PT{n}M" for n in range(1, 9)],
         Text: [f"text{n}" for n in range(9)],
