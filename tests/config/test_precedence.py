@@ -19,6 +19,7 @@ from lmi_core.config.table.value_type import (
     Items,
     Json,
     Rate,
+    ScaledInt,
     StopList,
     Text,
 )
@@ -45,6 +46,7 @@ def values_of(option):
         return [str(low + (high - low) * n / 10) for n in range(1, 10)]
     made = {
         Bytes: [f"{n}K" for n in range(1, 9)],
+        ScaledInt: [f"{n}k" for n in range(1, 9)],
         Json: [f'{{"a": {n}}}' for n in range(9)],
         StopList: [f'["{n}"]' for n in range(9)],
         Rate: [f"{n}/PT{n}M" for n in range(1, 9)],
