@@ -29,34 +29,25 @@ def linear(
     alike, which is slow where they are few."""
     num_rows, num_inputs = x.shape
     if in_tiles:
-        return _linear_in_tiles(x, weight, bias, out_dtype)
+        return _dense("linear_tiled", x, weight, bias, out_dtype, y_stride=len(weight))
     if x.dtype not in DTYPES:
         return torch_linear(x, weight, bias, out_dtype=out_dtype)
     if num_rows > MAX_FEW_ROWS or num_inputs % 8 != 0:
         return _linear_of_many_rows(x, weight, bias, out_dtype)
-    y = torch.empty(num_rows, len(weight), dtype=out_dtype, device=x.device)
-    library.call(
-        "linear_few_rows",
-        x,
-        x=x,
-        weight=weight,
-        bias=bias,
-        y=y,
-        num_rows=num_rows,
-        num_outputs=len(weight),
-        num_inputs=num_inputs,
-        dtype=x.dtype,
-        y_dtype=out_dtype,
-    )
-    return y
+    return _dense("linear_few_rows", x, weight, bias, out_dtype)
 
 
-def _linear_in_tiles(
-    x: Tensor, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype
+def _dense(
+    kernel: str,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    out_dtype: torch.dtype,
+    **more: object,
 ) -> Tensor:
     y = torch.empty(len(x), len(weight), dtype=out_dtype, device=x.device)
     library.call(
-        "linear_tiled",
+        kernel,
         x,
         x=x,
         weight=weight,
@@ -65,9 +56,9 @@ def _linear_in_tiles(
         num_rows=len(x),
         num_outputs=len(weight),
         num_inputs=x.shape[1],
-        y_stride=len(weight),
         dtype=x.dtype,
         y_dtype=out_dtype,
+        **more,
     )
     return y
 
