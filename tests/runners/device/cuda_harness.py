@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from lmi_core import _native
+from lmi_core.engine import loop
 from lmi_core.engine.engine import Engine
 from lmi_core.engine.outputs import TokenEvent
 from lmi_core.engine.sampling_params import SamplingParams
@@ -51,6 +53,22 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> t
 
     monkeypatch.setattr(CudaRunner, "close", note_and_close)
     return chosen
+
+
+@pytest.fixture
+def rows_ahead(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """Of each step that is submitted ahead the logit rows that it follows, whatever steps take."""
+    rows: list[list[int]] = []
+    submit_ahead = CudaRunner.submit_ahead
+
+    def note(self: CudaRunner, step: _native.Step, logit_rows: list[int]) -> None:
+        rows.append(logit_rows)
+        submit_ahead(self, step, logit_rows)
+
+    monkeypatch.setattr(CudaRunner, "submit_ahead", note)
+    monkeypatch.setattr(loop, "MAX_AHEAD_S", 1e3)  # the emulator takes its time
+    monkeypatch.setattr(loop, "LEAD_S", 1e3)
+    return rows
 
 
 def configured(variant: str = "llama2", **changes: object) -> EngineConfig:

@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from lmi_core import _native
-from lmi_core.engine import loop
 from lmi_core.engine.engine import Engine
 from lmi_core.engine.outputs import TokenEvent
 from lmi_core.engine.sampling_params import SamplingParams
@@ -32,10 +30,11 @@ from tests.runners.device.cuda_harness import (  # noqa: E402
     configured,
     device,
     prompts,
+    rows_ahead,
 )
 from tests.watched import shows_less  # noqa: E402
 
-__all__ = ["device"]  # a fixture
+__all__ = ["device", "rows_ahead"]  # fixtures
 pytestmark = [pytest.mark.usefixtures("device"), pytest.mark.timeout(300)]
 FAILS, DIES = "LMI_NCCL_EMULATOR_FAILS", "LMI_NCCL_EMULATOR_DIES"
 SAMPLED = SamplingParams(ignore_eos=True, temperature=0.7, seed=5, logprobs=2, max_new_tokens=5)
@@ -121,20 +120,10 @@ async def lost(engine: Engine, why: str, end: Callable[[], None] = lambda: None)
 
 @pytest.mark.slow
 def test_ranks_give_the_same_bits_run_ahead_and_end_together(
-    monkeypatch: pytest.MonkeyPatch,
+    rows_ahead: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As launched from Python, whatever else goes on, of experts that some rows take and one that
     all do; one engine for all of it, since starting ranks takes longest."""
-    rows: list[list[int]] = []
-    submit_ahead = CudaRunner.submit_ahead
-
-    def note(self: CudaRunner, step: _native.Step, logit_rows: list[int]) -> None:
-        rows.append(logit_rows)
-        submit_ahead(self, step, logit_rows)
-
-    monkeypatch.setattr(CudaRunner, "submit_ahead", note)
-    monkeypatch.setattr(loop, "MAX_AHEAD_S", 1e3)  # the emulator takes its time
-    monkeypatch.setattr(loop, "LEAD_S", 1e3)
     is_watched = shows_less()  # where free rows of captured steps write to one block, unread
 
     async def from_python() -> list[list[TokenEvent]]:
@@ -149,7 +138,7 @@ def test_ranks_give_the_same_bits_run_ahead_and_end_together(
             assert isinstance(runner, CudaRunner), "C++ doesn't launch the steps"
             assert_alike(await one_by_one(engine), expected)
             if not is_watched:
-                await captured(engine, runner, rows)
+                await captured(engine, runner, rows_ahead)
             assert runner._ranks is not None
             await lost(engine, r"rank 1 of 2 ended \(signal 9\)", runner._ranks._processes[0].kill)
 

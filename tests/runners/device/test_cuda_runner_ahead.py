@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-from lmi_core import _native
-from lmi_core.engine import loop
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.structured.grammar import Grammar
 from tests.engine.harness import run
@@ -18,7 +16,6 @@ from tests.tiny_tokenizer import VOCAB_SIZE
 
 torch = pytest.importorskip("torch", exc_type=ImportError)
 
-from lmi_core.runners.device.cuda_runner import CudaRunner  # noqa: E402
 from tests.runners.device.cuda_harness import (  # noqa: E402
     CPP,
     PYTHON,
@@ -29,26 +26,11 @@ from tests.runners.device.cuda_harness import (  # noqa: E402
     device,
     outcomes,
     prompts,
+    rows_ahead,
 )
 
-__all__ = ["device"]  # a fixture
+__all__ = ["device", "rows_ahead"]  # fixtures
 pytestmark = pytest.mark.usefixtures("device")
-
-
-@pytest.fixture
-def rows_ahead(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
-    """Of each step that is submitted ahead the logit rows that it follows, whatever steps take."""
-    rows: list[list[int]] = []
-    submit_ahead = CudaRunner.submit_ahead
-
-    def note(self: CudaRunner, step: _native.Step, logit_rows: list[int]) -> None:
-        rows.append(logit_rows)
-        submit_ahead(self, step, logit_rows)
-
-    monkeypatch.setattr(CudaRunner, "submit_ahead", note)
-    monkeypatch.setattr(loop, "MAX_AHEAD_S", 1e3)  # the emulator takes its time
-    monkeypatch.setattr(loop, "LEAD_S", 1e3)
-    return rows
 
 
 def test_steps_run_ahead_of_their_tokens(
