@@ -209,6 +209,7 @@ async def run(options: argparse.Namespace) -> list[dict[str, Any]]:
                 num_threads=options.threads,
                 enable_prefix_caching=False,
                 repack_cache_dir="none",
+                packs_behind=False,
                 num_models=2,
                 speculation=drafts,
             )

@@ -90,6 +90,7 @@ async def run(arguments: argparse.Namespace) -> dict[str, Any]:
         num_threads=arguments.threads,
         max_num_seqs=arguments.batch,
         repack_cache_dir="none",
+        packs_behind=False,
     )
     ours: list[float] = []
     shares: list[float] = []

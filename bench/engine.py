@@ -45,6 +45,7 @@ async def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         num_threads=arguments.threads,
         enable_prefix_caching=False,
         repack_cache_dir="none",
+        packs_behind=False,
         lora=None if rank is None else LoraConfig(max_rank=rank),
     )
     rows = []

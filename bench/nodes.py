@@ -98,6 +98,7 @@ def config_of(shape: str, dtype: str, max_num_seqs: int, num_threads: int | None
         num_threads=num_threads,
         enable_prefix_caching=False,
         repack_cache_dir="none",
+        packs_behind=False,
     )
 
 

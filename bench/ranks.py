@@ -53,6 +53,7 @@ async def run(arguments: argparse.Namespace) -> None:
                 max_model_len=512,
                 kv_cache_bytes=KV_BYTES,
                 quantize=arguments.quantize,
+                packs_behind=False,
                 **settings,
             )
             async with Engine(config) as engine:

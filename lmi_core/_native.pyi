@@ -377,6 +377,7 @@ class LinearWeight:
         instruction_set: str = "",
         num_threads: int = 0,
         num_experts: int = 1,
+        behind: bool = False,
     ) -> LinearWeight:
         """Concatenate row-major parts [n_i, k] (fp32, fp16, or bf16 as uint16; GGUF's blocks as uint8 [n_i, bytes], of the
         type ``format``, with ``group_size`` 16; e4m3 as uint8, with its scales [n_i, 1 or
@@ -385,7 +386,12 @@ class LinearWeight:
         ``group_size`` (32, 64 or 128) inputs; or kept as they are where parts are codes (uint8), scales and zero points
         [n_i, 1 or groups], of int8 128 more than the numbers they stand for. ``rounding``: of the rows that int8 and int4
         are multiplied with (csrc/cpu/packed_linear.h); the packed bytes don't depend on it. ``num_experts``: of as many matrices of one shape the
-        parts, the first one's first. Releases the GIL."""
+        parts, the first one's first. ``behind``: bf16 of which every part lies in a ``MappedFile`` is only seen to be
+        finite, and products read it there until ``finish_packing``. Releases the GIL."""
+    @property
+    def is_packed(self) -> bool: ...
+    def finish_packing(self, num_threads: int) -> None:
+        """Pack what was left for it, from any thread, beside steps that use it; their bits stay. Releases the GIL."""
     @property
     def num_outputs(self) -> int: ...
     @property

@@ -42,6 +42,7 @@ def config_of(shape: Shape, dtype: str, points: list[Point], log_dir: Path) -> E
         max_model_len=min(MAX_POSITIONS, max(point.max_model_len for point in points)),
         kv_cache_bytes=int(1.5 * token_bytes * num_tokens) + (64 << 20),
         num_threads=points[0].num_threads or None,
+        packs_behind=False,
         lora=LoraConfig(max_rank=ADAPTER_RANK, adapters=adapters) if adapters else None,
     )
 

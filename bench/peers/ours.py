@@ -69,6 +69,7 @@ def open_engine(load: Load) -> tuple[Generate, dict[str, Any]]:
             max_num_seqs=load.max_num_seqs,
             enable_prefix_caching=False,
             repack_cache_dir="none",
+            packs_behind=False,
         )
     )
     runner = asyncio.Runner()

@@ -74,12 +74,29 @@ cpu::LinearPart linear_part(const py::object& source, DType format, int64_t& num
   return {matrix.data(), array_dtype(matrix), matrix.shape(0)};
 }
 
+using Files = std::vector<std::shared_ptr<const MappedFile>>;
+
+// What each part's memory is of; none if one of them isn't of a file, or not of this type.
+Files files_of(const std::vector<py::object>& parts, DType dtype) {
+  Files files;
+  for (const py::object& part : parts) {
+    const bool is_array = py::isinstance<py::array>(part);
+    if (!is_array || array_dtype(py::cast<py::array>(part)) != dtype) return {};
+    py::object owner = part;
+    while (py::isinstance<py::array>(owner)) owner = owner.attr("base");
+    if (!py::isinstance<MappedFile>(owner)) return {};
+    files.push_back(owner.cast<std::shared_ptr<MappedFile>>());
+  }
+  return files;
+}
+
 std::unique_ptr<LinearWeight> pack(const std::vector<py::object>& parts, const std::string& format,
                                    bool gated, int32_t group_size, const std::string& rounding,
                                    const std::string& level, int32_t num_threads,
-                                   int64_t num_experts) {
-  // Only checked: every level reads the same order.
-  if (!level.empty()) cpu::parse_instruction_set(level);
+                                   int64_t num_experts, bool behind) {
+  // Every level reads the same order, but one has sums of its own for what isn't packed.
+  const auto set =
+      level.empty() ? cpu::default_instruction_set() : cpu::parse_instruction_set(level);
   LMI_CHECK(!parts.empty(), "a weight needs at least one part");
   std::vector<cpu::LinearPart> sources;
   int64_t num_inputs = 0;
@@ -88,12 +105,16 @@ std::unique_ptr<LinearWeight> pack(const std::vector<py::object>& parts, const s
   for (const py::object& part : parts) {
     sources.push_back(linear_part(part, target.dtype, num_inputs));
   }
+  const bool can_wait = behind && num_experts == 1 && target.dtype == DType::kBF16 &&
+                        set != cpu::InstructionSet::kAmx;
+  Files files = can_wait ? files_of(parts, DType::kBF16) : Files();
   const py::gil_scoped_release release;
   return std::make_unique<LinearWeight>(sources, num_inputs, gated, target, num_threads,
-                                        num_experts);
+                                        num_experts, std::move(files));
 }
 
-FloatArray unpack(const LinearWeight& weight) {
+FloatArray unpack(LinearWeight& weight) {
+  weight.finish_packing(1);
   const cpu::PackedLinear& packed = weight.packed();
   FloatArray result({packed.num_experts * packed.num_outputs, packed.num_inputs});
   cpu::PackedLinear expert = packed;
@@ -125,14 +146,16 @@ std::unique_ptr<LinearWeight> read(std::shared_ptr<MappedFile> file, int64_t off
 }
 
 py::array_t<uint8_t> packed_bytes(const py::object& self) {
-  const auto& weight = self.cast<const LinearWeight&>();
+  auto& weight = self.cast<LinearWeight&>();
+  weight.finish_packing(1);
   py::array_t<uint8_t> array = array_view<uint8_t>({weight.num_bytes()}, weight.data(), self);
   array.attr("setflags")(py::arg("write") = false);
   return array;
 }
 
-uint64_t packed_checksum(const LinearWeight& weight) {
+uint64_t packed_checksum(LinearWeight& weight) {
   const py::gil_scoped_release release;
+  weight.finish_packing(1);
   return checksum(weight.data(), weight.num_bytes());
 }
 
@@ -155,7 +178,7 @@ void bind_linear_weight(py::module_& m) {
       .def_static("pack", &pack, py::arg("parts"), py::kw_only(), py::arg("format"),
                   py::arg("gated") = false, py::arg("group_size") = 0,
                   py::arg("rounding") = "outliers", py::arg("instruction_set") = "",
-                  py::arg("num_threads") = 0, py::arg("num_experts") = 1)
+                  py::arg("num_threads") = 0, py::arg("num_experts") = 1, py::arg("behind") = false)
       .def_static("read", &read, py::kw_only(), py::arg("file"), py::arg("offset"),
                   py::arg("num_bytes"), py::arg("checksum"), py::arg("num_outputs"),
                   py::arg("num_inputs"), py::arg("format"), py::arg("gated") = false,
@@ -184,6 +207,9 @@ void bind_linear_weight(py::module_& m) {
       .def_property_readonly("row_format", &row_format)
       .def_property_readonly("num_bytes", &LinearWeight::num_bytes)
       .def_property_readonly("is_finite", &LinearWeight::is_finite)
+      .def_property_readonly("is_packed", &LinearWeight::is_packed)
+      .def("finish_packing", &LinearWeight::finish_packing, py::arg("num_threads"),
+           py::call_guard<py::gil_scoped_release>())
       .def("packed", &packed_bytes)
       .def("checksum", &packed_checksum)
       .def("unpack", &unpack);

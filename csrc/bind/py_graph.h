@@ -36,8 +36,7 @@ class PyGraph {
     if (py::isinstance<MappedFile>(object)) {
       graph.watch(object.cast<std::shared_ptr<MappedFile>>());
     } else if (py::isinstance<LinearWeight>(object)) {
-      const auto& file = object.cast<const LinearWeight&>().file();
-      if (file != nullptr) graph.watch(file);
+      for (const auto& file : object.cast<const LinearWeight&>().files()) graph.watch(file);
     }
   }
 

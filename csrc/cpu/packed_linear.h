@@ -51,6 +51,12 @@ struct LinearFormat {
   RowRounding rounding = RowRounding::kOutliers;  // changes nothing of what is packed
 };
 
+// Where the rows of a bf16 matrix lie while it isn't packed yet, in bf16.
+struct StoredRows {
+  const uint8_t* const* rows = nullptr;  // [panels][16]; null: padding
+  uint32_t is_packed = 0;                // the matrix is in its place; atomic, once it is shared
+};
+
 struct PackedLinear {
   DType dtype = DType::kBF16;
   int64_t num_outputs = 0;
@@ -64,6 +70,8 @@ struct PackedLinear {
   // [num_inputs] which of a row's inputs each of the matrix's is; null: the same one. Rows become
   // quantised ones in this order.
   const int32_t* input_order = nullptr;
+  // Of a matrix that is packed while it is used, which gives the same results before and after.
+  const StoredRows* stored = nullptr;
 
   // Not of the activations' own type, which only fp32 and bf16 are. Inlined unoptimised, too: what
   // instruction sets share would be a symbol of one of them.

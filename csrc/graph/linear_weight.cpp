@@ -7,12 +7,14 @@
 #include "common/check.h"
 #include "common/checksum.h"
 #include "cpu/finite.h"
+#include "cpu/panel_rows.h"
 
 namespace lmi {
 
 namespace {
 
 constexpr int64_t kAlignment = 64;
+constexpr int64_t kFinitePiece = 1 << 20;  // numbers that a thread looks at in one go
 
 // Calls work(i) for i in 0 .. num_threads - 1, each in a thread of its own, this one among them.
 template <typename Work>
@@ -27,7 +29,9 @@ void run_in_threads(int64_t num_threads, const Work& work) {
 
 LinearWeight::LinearWeight(const std::vector<cpu::LinearPart>& parts, int64_t num_inputs,
                            bool gated, cpu::LinearFormat format, int32_t num_threads,
-                           int64_t num_experts) {
+                           int64_t num_experts,
+                           std::vector<std::shared_ptr<const MappedFile>> files)
+    : files_(std::move(files)) {
   LMI_CHECK(!parts.empty(), "a weight needs parts and inputs");
   LMI_CHECK(num_experts > 0 && parts.size() % num_experts == 0, parts.size(), " parts of ",
             num_experts, " experts");
@@ -43,14 +47,67 @@ LinearWeight::LinearWeight(const std::vector<cpu::LinearPart>& parts, int64_t nu
   set_shape({num_outputs, num_inputs, gated, format, num_experts});
   memory_ = PackedMemory(num_bytes_);
   packed_.data = memory_.data();
-  if (num_experts > 1) {
-    pack_experts(parts, format, num_threads);
-    return;
-  }
+  is_finite_ = num_experts > 1  ? pack_experts(parts, format, num_threads)
+               : files_.empty() ? pack_panels(parts, format, num_threads)
+                                : leave_stored(parts, num_threads);
+}
 
-  const int64_t num_panels = cpu::num_linear_panels(num_outputs, gated);
+bool LinearWeight::leave_stored(const std::vector<cpu::LinearPart>& parts, int32_t num_threads) {
+  LMI_CHECK(
+      packed_.dtype == DType::kBF16 && packed_.num_experts == 1 && files_.size() == parts.size(),
+      "only a bf16 matrix of its own can stay in its files");
+  std::atomic<bool> is_finite{true};
+  for (const cpu::LinearPart& part : parts) {
+    LMI_CHECK(part.dtype == DType::kBF16, "a part of bf16, not ", dtype_name(part.dtype));
+    const int64_t count = part.num_outputs * packed_.num_inputs;
+    const int64_t num_pieces = count / kFinitePiece + 1;
+    std::atomic<int64_t> next{0};
+    run_in_threads(std::clamp<int64_t>(num_threads, 1, num_pieces), [&](int64_t) {
+      for (int64_t piece; (piece = next++) < num_pieces;) {
+        const int64_t first = piece * kFinitePiece;
+        const void* data = static_cast<const bf16_t*>(part.data) + first;
+        if (!cpu::all_finite(part.dtype, data, std::min(kFinitePiece, count - first))) {
+          is_finite = false;
+        }
+      }
+    });
+  }
+  const int64_t num_panels = cpu::num_linear_panels(packed_.num_outputs, packed_.gated);
+  for (int64_t panel = 0; panel < num_panels; ++panel) {
+    for (const cpu::PanelRow& row :
+         cpu::find_rows(parts, packed_.num_inputs, packed_.gated, panel).at) {
+      rows_.push_back(row.data);
+    }
+  }
+  parts_ = parts;
+  stored_ = std::make_unique<cpu::StoredRows>();
+  stored_->rows = rows_.data();
+  packed_.stored = stored_.get();
+  return is_finite;
+}
+
+void LinearWeight::finish_packing(int32_t num_threads) {
+  const std::lock_guard lock(packing_);
+  if (is_packed()) return;
+  pack_panels(parts_, {DType::kBF16}, num_threads);
+  for (const auto& file : files_) {
+    if (file->is_lost()) return;  // who reads it next is told
+  }
+  __atomic_store_n(&stored_->is_packed, 1, __ATOMIC_RELEASE);
+  for (size_t i = 0; i < parts_.size(); ++i) {
+    const auto* data = static_cast<const uint8_t*>(parts_[i].data);
+    files_[i]->drop(data - files_[i]->data(0, 0),
+                    parts_[i].num_outputs * parts_[i].row_bytes(packed_.num_inputs));
+  }
+}
+
+bool LinearWeight::pack_panels(const std::vector<cpu::LinearPart>& parts, cpu::LinearFormat format,
+                               int32_t num_threads) {
+  const int64_t num_inputs = packed_.num_inputs;
+  const bool gated = packed_.gated;
+  const int64_t num_panels = cpu::num_linear_panels(packed_.num_outputs, gated);
   // Small matrices aren't worth a thread; gated panels go in pairs.
-  const int64_t work = num_outputs * num_inputs / (1 << 18) + 1;
+  const int64_t work = packed_.num_outputs * num_inputs / (1 << 18) + 1;
   const int64_t num_workers = std::clamp<int64_t>(work, 1, std::max(1, num_threads));
   const int64_t step = (num_panels / 2 + num_workers) / num_workers * 2;
   std::atomic<bool> is_finite{true};
@@ -60,10 +117,10 @@ LinearWeight::LinearWeight(const std::vector<cpu::LinearPart>& parts, int64_t nu
       is_finite = false;
     }
   });
-  is_finite_ = is_finite;
+  return is_finite;
 }
 
-void LinearWeight::pack_experts(const std::vector<cpu::LinearPart>& parts, cpu::LinearFormat format,
+bool LinearWeight::pack_experts(const std::vector<cpu::LinearPart>& parts, cpu::LinearFormat format,
                                 int32_t num_threads) {
   const int64_t num_parts = static_cast<int64_t>(parts.size()) / packed_.num_experts;
   const int64_t num_panels = cpu::num_linear_panels(packed_.num_outputs, packed_.gated);
@@ -79,15 +136,16 @@ void LinearWeight::pack_experts(const std::vector<cpu::LinearPart>& parts, cpu::
       }
     }
   });
-  is_finite_ = is_finite;
+  return is_finite;
 }
 
 LinearWeight::LinearWeight(const LinearShape& shape, const PackedSlice& slice, int32_t num_threads)
-    : file_(slice.file) {
+    : files_{slice.file} {
   set_shape(shape);
-  LMI_CHECK(slice.num_bytes == num_bytes_, file_->path(), " holds ", slice.num_bytes,
+  const MappedFile& file = *slice.file;
+  LMI_CHECK(slice.num_bytes == num_bytes_, file.path(), " holds ", slice.num_bytes,
             " bytes of a matrix that has ", num_bytes_);
-  const uint8_t* data = file_->data(slice.offset, num_bytes_);
+  const uint8_t* data = file.data(slice.offset, num_bytes_);
   LMI_CHECK(slice.offset % kAlignment == 0, "a matrix at ", slice.offset, " isn't aligned");
   packed_.data = data;
 
@@ -98,11 +156,11 @@ LinearWeight::LinearWeight(const LinearShape& shape, const PackedSlice& slice, i
     for (int64_t piece; (piece = next_piece++) < num_pieces;) {
       const int64_t first = piece * kChecksumPieceBytes;
       const int64_t count = std::min(kChecksumPieceBytes, num_bytes_ - first);
-      file_->populate(slice.offset + first, count);
+      file.populate(slice.offset + first, count);
       checksums[piece] = piece_checksum(data + first, count);
     }
   });
-  LMI_CHECK(combine_checksums(checksums) == slice.checksum, file_->path(), " is damaged at ",
+  LMI_CHECK(combine_checksums(checksums) == slice.checksum, file.path(), " is damaged at ",
             slice.offset);
 }
 

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "common/mapped_file.h"
@@ -30,9 +31,11 @@ struct PackedSlice {
 class LinearWeight {
  public:
   // Repacks the parts, concatenated along the outputs, on num_threads threads. Of several experts,
-  // each has as many parts, the first one's first.
+  // each has as many parts, the first one's first. With `files`, which the parts of a bf16 matrix
+  // lie in as bf16, they are only looked at: products read them there until finish_packing().
   LinearWeight(const std::vector<cpu::LinearPart>& parts, int64_t num_inputs, bool gated,
-               cpu::LinearFormat format, int32_t num_threads, int64_t num_experts = 1);
+               cpu::LinearFormat format, int32_t num_threads, int64_t num_experts = 1,
+               std::vector<std::shared_ptr<const MappedFile>> files = {});
   // What an equal weight's data() held, left where it is in the file. Throws Error if it isn't what
   // was written, which reading it all with num_threads threads tells.
   LinearWeight(const LinearShape& shape, const PackedSlice& slice, int32_t num_threads);
@@ -41,25 +44,41 @@ class LinearWeight {
   // for others, and where rows aren't quantised or each expert has a matrix of its own.
   void order_inputs(std::vector<int32_t> order);
 
+  // Packs what was left in its files, beside steps that read it, and gives their pages back. A
+  // matrix whose file was truncated stays as it is. Once; from any thread.
+  void finish_packing(int32_t num_threads);
+  bool is_packed() const {
+    return stored_ == nullptr || __atomic_load_n(&stored_->is_packed, __ATOMIC_ACQUIRE) != 0;
+  }
+
   const cpu::PackedLinear& packed() const { return packed_; }
   const uint8_t* data() const { return static_cast<const uint8_t*>(packed_.data); }
   int64_t num_bytes() const { return num_bytes_; }
   // Whether no part held a NaN or an infinity; of a weight that was read, it was seen when packed.
   bool is_finite() const { return is_finite_; }
-  // The file that the weight was left in; null: none.
-  const std::shared_ptr<const MappedFile>& file() const { return file_; }
+  // The files that the weight was left in.
+  const std::vector<std::shared_ptr<const MappedFile>>& files() const { return files_; }
 
  private:
   void set_shape(const LinearShape& shape);
-  void pack_experts(const std::vector<cpu::LinearPart>& parts, cpu::LinearFormat format,
+  // Whether all is finite, as the next.
+  bool leave_stored(const std::vector<cpu::LinearPart>& parts, int32_t num_threads);
+  bool pack_panels(const std::vector<cpu::LinearPart>& parts, cpu::LinearFormat format,
+                   int32_t num_threads);
+  bool pack_experts(const std::vector<cpu::LinearPart>& parts, cpu::LinearFormat format,
                     int32_t num_threads);
 
   cpu::PackedLinear packed_;
   std::vector<int32_t> input_order_;
   int64_t num_bytes_ = 0;
   bool is_finite_ = true;
-  PackedMemory memory_;                     // of a weight that was packed here
-  std::shared_ptr<const MappedFile> file_;  // of one that wasn't
+  PackedMemory memory_;  // of a weight that was packed here
+  std::vector<std::shared_ptr<const MappedFile>> files_;
+  // Of one that is packed while it is used:
+  std::mutex packing_;
+  std::vector<cpu::LinearPart> parts_;  // each of one of the files
+  std::vector<const uint8_t*> rows_;
+  std::unique_ptr<cpu::StoredRows> stored_;
 };
 
 }  // namespace lmi

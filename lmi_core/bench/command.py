@@ -25,8 +25,9 @@ from lmi_core.chat.answer import RemoteSource
 from lmi_core.engine.engine import Engine
 from lmi_core.errors import EngineError, UserError
 from lmi_core.http_url import HttpUrl, model_beside_url
-from lmi_core.local_model import LocalModel, open_local_model
+from lmi_core.local_model import open_local_model
 from lmi_core.progress import TerminalProgress
+from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.version import __version__
 
 _MOST = 1e6
@@ -137,8 +138,10 @@ async def _measure(args: argparse.Namespace, words: Sequence[str], default_model
     if args.url is not None:
         return await _serve(args, {args.url: _server(args, args.url, model_beside_url(words))}, {})
     opened = open_local_model(words, default_model)
+    config = replace(opened.config, packs_behind=False)  # speeds as they stay
     if args.kind != "serve":
-        opened = _for_offline(args, opened)
+        config = _for_offline(args, config)
+    opened = replace(opened, config=config, found=None)
     progress, log = TerminalProgress(), StepLog()
     async with Engine(opened.asked, observer=log, progress=progress) as engine:
         progress.finish()
@@ -161,12 +164,10 @@ async def _measure(args: argparse.Namespace, words: Sequence[str], default_model
     return Results(f"lmi bench {args.kind}", {**_machine(), **facts}, {name: figures})
 
 
-def _for_offline(args: argparse.Namespace, opened: LocalModel) -> LocalModel:
+def _for_offline(args: argparse.Namespace, config: EngineConfig) -> EngineConfig:
     """Without what would spare the work that is measured, and with room for the largest batch."""
-    config = opened.config
     batch = max(config.max_num_seqs, *args.batches)
-    config = replace(config, enable_prefix_caching=False, max_num_seqs=batch)
-    return replace(opened, config=config, found=None)
+    return replace(config, enable_prefix_caching=False, max_num_seqs=batch)
 
 
 def _server(args: argparse.Namespace, url: str, model: str = "") -> Target:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class NativeWeights:
     """Maps files and packs matrices for the kernels of one instruction set ("": the best).
 
-    What ``packed`` has isn't packed again.
+    What ``packed`` has isn't packed again; it finishes what ``packs_behind`` leaves to it.
     """
 
     keeps_blocks = True
@@ -39,10 +39,12 @@ class NativeWeights:
         num_threads: int = 0,
         packed: PackedModel | None = None,
         activations: Activations = "auto",
+        packs_behind: bool = False,
     ) -> None:
         self.instruction_set = instruction_set
         self.num_threads = num_threads
         self.packed = packed
+        self.packs_behind = packs_behind and packed is not None
         self.knows_finite = packed is not None and packed.is_stored
         self.activations: Activations = activations
 
@@ -88,6 +90,7 @@ class NativeWeights:
                 num_experts=num_experts,
                 instruction_set=self.instruction_set,
                 num_threads=self.num_threads,
+                behind=self.packs_behind,
             )
             if not weight.is_finite:
                 raise NotFiniteError(names)

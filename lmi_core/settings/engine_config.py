@@ -162,6 +162,9 @@ class EngineConfig:
     lmi/packed in $XDG_CACHE_HOME or ~/.cache; none: nowhere."""
     repack_cache_bytes: int = 32 << 30
     """Most that the directory may hold; what wasn't used for longest goes first."""
+    packs_behind: bool = True
+    """Whether bf16 matrices may still be packed while the first requests run, at less speed, from
+    the checkpoint's rows (CPU engine, checkpoints from 64 MiB)."""
     prefix_cache_dir: Path | None = None
     """Where KV blocks are kept beyond memory and restarts (CPU engine); None: nowhere."""
     prefix_cache_bytes: int = 16 << 30

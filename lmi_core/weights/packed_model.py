@@ -1,4 +1,8 @@
-"""One model's packed matrices: found in the repack cache, or packed anew and put there."""
+"""One model's packed matrices: found in the repack cache, or packed anew and put there.
+
+Matrices in bf16 that stay so are packed behind: the engine starts on the rows of the checkpoint,
+whose pages the machine has, and multiplies with these until the memory of packed ones is written.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ import json
 import logging
 import os
 import threading
+import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -30,15 +35,16 @@ log = logging.getLogger(__name__)
 
 
 class PackedModel:
-    """Asked for each matrix while a model is loaded; keeps them until they are written.
+    """Asked for each matrix while a model is loaded; keeps them until they are packed and written.
 
-    ``sources`` are the checkpoint's files as they were before anything was read, ``formats`` says
-    which matrices become what, ``node`` in which NUMA node they are read.
+    ``cache``: None: they aren't kept. ``sources`` are the checkpoint's files as they
+    were before anything was read, ``formats`` says which matrices become what, ``node`` in which
+    NUMA node they are read.
     """
 
     def __init__(
         self,
-        cache: RepackCache,
+        cache: RepackCache | None,
         sources: Sequence[FileState],
         *,
         formats: str,
@@ -77,54 +83,73 @@ class PackedModel:
         self._num_packed += 1
 
     def save(self) -> None:
-        """Write what had to be packed, in a thread of the lowest priority."""
+        """Pack what is left of what had to be, and write it all, in a thread."""
         if self._num_packed == 0:
             self._matrices.clear()
             return
-        self._thread = threading.Thread(target=self._write, name="repack-cache", daemon=True)
+        self._thread = threading.Thread(target=self._finish, name="repack-cache", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Stop writing; a file that isn't complete is removed."""
+        """Stop packing and writing; a file that isn't complete is removed."""
         self._is_stopping.set()
         if self._thread is not None:
             self._thread.join()
 
     def wait(self) -> None:
-        """Wait until everything is written."""
+        """Wait until everything is packed and written."""
         if self._thread is not None:
             self._thread.join()
 
     def _find_file(self) -> PackedFile | None:
-        if not self._cache.may_hold(self._layout):
+        cache = self._cache
+        if cache is None or not cache.may_hold(self._layout):
             return None
         try:
-            return self._cache.find(self._name(self._num_threads), self._node)
+            return cache.find(self._name(cache, self._num_threads), self._node)
         except OSError as error:
             log.debug("no packed weights are looked for: %s", error)
             return None
 
-    def _name(self, num_threads: int) -> str:
+    def _name(self, cache: RepackCache, num_threads: int) -> str:
         digests = [
-            self._cache.digests.of(source, num_threads, self._is_stopping.is_set)
+            cache.digests.of(source, num_threads, self._is_stopping.is_set)
             for source in self._sources
         ]
         content = hashlib.sha256("".join(digests).encode()).hexdigest()[:32]
         return f"{self._layout}-{content}"
 
-    def _write(self) -> None:
-        with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)  # of this thread alone
+    def _finish(self) -> None:
         try:
-            name = self._name(1)
-            if all(source.is_current() for source in self._sources):
-                self._cache.write(name, self._matrices, self._is_stopping.is_set)
+            self._pack_rest()
+            if self._cache is not None and not self._is_stopping.is_set():
+                self._write(self._cache)
         except Interrupted:
             pass
         except OSError as error:
             log.debug("packed weights aren't kept: %s", error)
         finally:
             self._matrices.clear()
+
+    def _pack_rest(self) -> None:
+        """On half of the threads: steps that are under way have the others to themselves."""
+        start, rest = time.monotonic(), [w for w in self._matrices.values() if not w.is_packed]
+        for weight in rest:
+            if self._is_stopping.is_set():
+                return
+            weight.finish_packing(max(1, self._num_threads // 2))
+        if rest:
+            log.info(
+                "%d matrices were packed behind in %.1f s", len(rest), time.monotonic() - start
+            )
+
+    def _write(self, cache: RepackCache) -> None:
+        """With the lowest priority."""
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)  # of this thread alone
+        name = self._name(cache, 1)
+        if all(source.is_current() for source in self._sources):
+            cache.write(name, self._matrices, self._is_stopping.is_set)
 
 
 def _layout_name(sources: Iterable[FileState], formats: str, instruction_set: str) -> str:
@@ -171,13 +196,13 @@ def _slices(config: EngineConfig, rank: int) -> str:
 def open_packed_model(
     config: EngineConfig, checkpoint: Checkpoint, num_threads: int, *, rank: int = 0
 ) -> PackedModel | None:
-    """The place of a model, or of one of its ranks, in the repack cache; None where there is no
-    cache or no use for one."""
+    """The place of a model, or of one of its ranks, in the repack cache, if there is one; None for
+    a small model."""
     directory = cache_directory(config.repack_cache_dir)
-    if directory is None or checkpoint.stored_bytes < MIN_CHECKPOINT_BYTES:
+    if checkpoint.stored_bytes < MIN_CHECKPOINT_BYTES:
         return None
     return PackedModel(
-        RepackCache(directory, config.repack_cache_bytes),
+        None if directory is None else RepackCache(directory, config.repack_cache_bytes),
         checkpoint.files,
         formats=_formats(config, checkpoint.quantization) + _slices(config, rank),
         instruction_set=config.instruction_set or _native.default_instruction_set(),

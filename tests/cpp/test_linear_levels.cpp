@@ -1,10 +1,15 @@
 // Linears on every instruction set that runs here: near those of the portable one, and with bits of
 // a row that depend on no other row. tests/kernels asks for more, where there is a Python.
+#include <stdlib.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <memory>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "check.h"
@@ -189,6 +194,33 @@ TEST(linears_give_a_row_the_same_bits_among_others) {
                   " rows has other bits than with ", kRows);
       }
     }
+  }
+}
+
+// While one thread packs what lies in a file, others multiply with it.
+TEST(linears_give_the_same_bits_while_their_weight_is_packed) {
+  const auto floats = normal_floats(kOutputs * kInputs, 1);
+  std::vector<bf16_t> halves(floats.size());
+  std::transform(floats.begin(), floats.end(), halves.begin(), float_to_bf16);
+  const int64_t num_bytes = kOutputs * kInputs * static_cast<int64_t>(sizeof(bf16_t));
+  char path[] = "/tmp/lmi-test-XXXXXX";
+  const int descriptor = mkstemp(path);
+  EXPECT(descriptor >= 0 && write(descriptor, halves.data(), num_bytes) == num_bytes);
+  close(descriptor);
+  const auto file = std::make_shared<const MappedFile>(path);
+  unlink(path);
+  for (const auto level : cpu::available_instruction_sets()) {
+    if (level == cpu::InstructionSet::kAmx) continue;  // has sums of its own for what isn't packed
+    const cpu::Kernels& kernels = cpu::kernels(level);
+    const cpu::LinearPart part{file->data(0, num_bytes), DType::kBF16, kOutputs};
+    LinearWeight weight({part}, kInputs, false, {}, 2, 1, {file});
+    const auto wanted = multiply(kernels, weight, 0, kRows);
+    std::thread packing([&weight] { weight.finish_packing(1); });
+    do {
+      EXPECT(multiply(kernels, weight, 0, kRows) == wanted);
+    } while (!weight.is_packed());
+    EXPECT(multiply(kernels, weight, 0, kRows) == wanted);
+    packing.join();
   }
 }
 

@@ -86,7 +86,9 @@ def open_weights(found: FoundModel) -> NativeWeights:
 
     config, num_threads = found.asked, num_rank_threads(found.asked)
     packed = open_packed_model(config, found.checkpoint, num_threads, rank=found.slicing.rank)
-    return NativeWeights(config.instruction_set, num_threads, packed, config.activations)
+    return NativeWeights(
+        config.instruction_set, num_threads, packed, config.activations, config.packs_behind
+    )
 
 
 def open_group(
