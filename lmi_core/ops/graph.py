@@ -182,14 +182,13 @@ class Graph:
 
     def narrow_products(self) -> set[Handle]:
         """Results of products for which the act dtype does, since they are rounded to it anyway
-        after a rotation or an activation: those without a bias that only ``rope_cache_write``
-        reads, or that an activation makes numbers of, not codes."""
+        after a rotation or an activation: those without a bias that are read as a rotation's
+        ``qkv`` alone, or that an activation makes numbers of, not codes."""
         readers: dict[Handle, list[str]] = {}
         for node in self.nodes:
             whole = "latent" not in node.operands
             for name, handle in node.operands.items():
-                reader = f"{node.op} {name}" if whole else node.op
-                readers.setdefault(handle, []).append(reader)
+                readers.setdefault(handle, []).append(name if whole else node.op)
         quantized = self.quantized_rows()
 
         def is_narrow(node: Node) -> bool:
@@ -197,7 +196,7 @@ class Graph:
                 return False
             if node.attributes["bias"] is not None or node.result is None:
                 return False
-            is_rotated = readers.get(node.result) == ["rope_cache_write qkv"]
+            is_rotated = readers.get(node.result) == ["qkv"]
             return is_rotated or node.attributes["activation"] != ""
 
         return {node.result for node in self.nodes if is_narrow(node) and node.result is not None}
