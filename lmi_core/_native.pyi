@@ -387,11 +387,12 @@ class LinearWeight:
         [n_i, 1 or groups], of int8 128 more than the numbers they stand for. ``rounding``: of the rows that int8 and int4
         are multiplied with (csrc/cpu/packed_linear.h); the packed bytes don't depend on it. ``num_experts``: of as many matrices of one shape the
         parts, the first one's first. ``behind``: bf16 of which every part lies in a ``MappedFile`` is only seen to be
-        finite, and products read it there until ``finish_packing``. Releases the GIL."""
+        finite, and products read it there until ``pack_piece`` is done. Releases the GIL."""
     @property
     def is_packed(self) -> bool: ...
-    def finish_packing(self, num_threads: int) -> None:
-        """Pack what was left for it, from any thread, beside steps that use it; their bits stay. Releases the GIL."""
+    def pack_piece(self, num_threads: int) -> bool:
+        """Pack some 8 MB of what was left for it, from any thread, beside steps that use it, whose bits stay. Whether
+        that was all. Releases the GIL."""
     @property
     def num_outputs(self) -> int: ...
     @property

@@ -208,7 +208,7 @@ void bind_linear_weight(py::module_& m) {
       .def_property_readonly("num_bytes", &LinearWeight::num_bytes)
       .def_property_readonly("is_finite", &LinearWeight::is_finite)
       .def_property_readonly("is_packed", &LinearWeight::is_packed)
-      .def("finish_packing", &LinearWeight::finish_packing, py::arg("num_threads"),
+      .def("pack_piece", &LinearWeight::pack_piece, py::arg("num_threads"),
            py::call_guard<py::gil_scoped_release>())
       .def("packed", &packed_bytes)
       .def("checksum", &packed_checksum)

@@ -15,6 +15,7 @@ namespace {
 
 constexpr int64_t kAlignment = 64;
 constexpr int64_t kFinitePiece = 1 << 20;  // numbers that a thread looks at in one go
+constexpr int64_t kPieceBytes = 4 << 20;   // half of what is packed in one go, behind
 
 // Calls work(i) for i in 0 .. num_threads - 1, each in a thread of its own, this one among them.
 template <typename Work>
@@ -47,9 +48,11 @@ LinearWeight::LinearWeight(const std::vector<cpu::LinearPart>& parts, int64_t nu
   set_shape({num_outputs, num_inputs, gated, format, num_experts});
   memory_ = PackedMemory(num_bytes_);
   packed_.data = memory_.data();
-  is_finite_ = num_experts > 1  ? pack_experts(parts, format, num_threads)
-               : files_.empty() ? pack_panels(parts, format, num_threads)
-                                : leave_stored(parts, num_threads);
+  is_finite_ =
+      num_experts > 1 ? pack_experts(parts, format, num_threads)
+      : files_.empty()
+          ? pack_panels(parts, format, 0, cpu::num_linear_panels(num_outputs, gated), num_threads)
+          : leave_stored(parts, num_threads);
 }
 
 bool LinearWeight::leave_stored(const std::vector<cpu::LinearPart>& parts, int32_t num_threads) {
@@ -86,12 +89,18 @@ bool LinearWeight::leave_stored(const std::vector<cpu::LinearPart>& parts, int32
   return is_finite;
 }
 
-void LinearWeight::finish_packing(int32_t num_threads) {
+bool LinearWeight::pack_piece(int32_t num_threads) {
   const std::lock_guard lock(packing_);
-  if (is_packed()) return;
-  pack_panels(parts_, {DType::kBF16}, num_threads);
+  const int64_t num_panels = cpu::num_linear_panels(packed_.num_outputs, packed_.gated);
+  if (is_packed() || num_packed_panels_ == num_panels) return true;
+  // Gated panels go in pairs.
+  const int64_t piece = std::max<int64_t>(kPieceBytes * num_panels / num_bytes_, 1) * 2;
+  const int64_t end = std::min(num_packed_panels_ + piece, num_panels);
+  pack_panels(parts_, {DType::kBF16}, num_packed_panels_, end, num_threads);
+  num_packed_panels_ = end;
+  if (end < num_panels) return false;
   for (const auto& file : files_) {
-    if (file->is_lost()) return;  // who reads it next is told
+    if (file->is_lost()) return true;  // who reads it next is told
   }
   __atomic_store_n(&stored_->is_packed, 1, __ATOMIC_RELEASE);
   for (size_t i = 0; i < parts_.size(); ++i) {
@@ -99,21 +108,22 @@ void LinearWeight::finish_packing(int32_t num_threads) {
     files_[i]->drop(data - files_[i]->data(0, 0),
                     parts_[i].num_outputs * parts_[i].row_bytes(packed_.num_inputs));
   }
+  return true;
 }
 
 bool LinearWeight::pack_panels(const std::vector<cpu::LinearPart>& parts, cpu::LinearFormat format,
-                               int32_t num_threads) {
+                               int64_t first_panel, int64_t end_panel, int32_t num_threads) {
   const int64_t num_inputs = packed_.num_inputs;
-  const bool gated = packed_.gated;
-  const int64_t num_panels = cpu::num_linear_panels(packed_.num_outputs, gated);
-  // Small matrices aren't worth a thread; gated panels go in pairs.
-  const int64_t work = packed_.num_outputs * num_inputs / (1 << 18) + 1;
+  const int64_t num_panels = end_panel - first_panel;
+  // Few panels aren't worth a thread; gated ones go in pairs.
+  const int64_t work = num_panels * cpu::kPanelOutputs * num_inputs / (1 << 18) + 1;
   const int64_t num_workers = std::clamp<int64_t>(work, 1, std::max(1, num_threads));
   const int64_t step = (num_panels / 2 + num_workers) / num_workers * 2;
   std::atomic<bool> is_finite{true};
   run_in_threads((num_panels + step - 1) / step, [&](int64_t i) {
-    if (!cpu::pack_looked_at(parts, num_inputs, gated, format, memory_.data(), i * step,
-                             std::min((i + 1) * step, num_panels))) {
+    const int64_t first = first_panel + i * step;
+    if (!cpu::pack_looked_at(parts, num_inputs, packed_.gated, format, memory_.data(), first,
+                             std::min(first + step, end_panel))) {
       is_finite = false;
     }
   });

@@ -44,9 +44,13 @@ class LinearWeight {
   // for others, and where rows aren't quantised or each expert has a matrix of its own.
   void order_inputs(std::vector<int32_t> order);
 
-  // Packs what was left in its files, beside steps that read it, and gives their pages back. A
-  // matrix whose file was truncated stays as it is. Once; from any thread.
-  void finish_packing(int32_t num_threads);
+  // Packs a piece of what was left in its files, beside steps that read it; the last one gives the
+  // files' pages back. False: there is more. A matrix whose file was truncated stays as it is. From
+  // any thread.
+  bool pack_piece(int32_t num_threads);
+  void finish_packing(int32_t num_threads) {
+    while (!pack_piece(num_threads)) continue;
+  }
   bool is_packed() const {
     return stored_ == nullptr || __atomic_load_n(&stored_->is_packed, __ATOMIC_ACQUIRE) != 0;
   }
@@ -64,7 +68,7 @@ class LinearWeight {
   // Whether all is finite, as the next.
   bool leave_stored(const std::vector<cpu::LinearPart>& parts, int32_t num_threads);
   bool pack_panels(const std::vector<cpu::LinearPart>& parts, cpu::LinearFormat format,
-                   int32_t num_threads);
+                   int64_t first_panel, int64_t end_panel, int32_t num_threads);
   bool pack_experts(const std::vector<cpu::LinearPart>& parts, cpu::LinearFormat format,
                     int32_t num_threads);
 
@@ -78,6 +82,7 @@ class LinearWeight {
   std::mutex packing_;
   std::vector<cpu::LinearPart> parts_;  // each of one of the files
   std::vector<const uint8_t*> rows_;
+  int64_t num_packed_panels_ = 0;
   std::unique_ptr<cpu::StoredRows> stored_;
 };
 

@@ -135,9 +135,11 @@ class PackedModel:
         """On half of the threads: steps that are under way have the others to themselves."""
         start, rest = time.monotonic(), [w for w in self._matrices.values() if not w.is_packed]
         for weight in rest:
-            if self._is_stopping.is_set():
-                return
-            weight.finish_packing(max(1, self._num_threads // 2))
+            is_done = False
+            while not is_done:
+                if self._is_stopping.is_set():
+                    return
+                is_done = weight.pack_piece(max(1, self._num_threads // 2))
         if rest:
             log.info(
                 "%d matrices were packed behind in %.1f s", len(rest), time.monotonic() - start

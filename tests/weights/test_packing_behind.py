@@ -62,7 +62,26 @@ def test_products_are_the_same_before_and_after(
         assert behind.is_packed == is_packed
         for y in expected:
             assert np.array_equal(kernels.linear(level, x[: len(y)], behind, **options), y)
-        behind.finish_packing(2)
+        while not behind.pack_piece(2):
+            assert not behind.is_packed
+    assert np.array_equal(behind.packed(), packed.packed())
+
+
+@pytest.mark.parametrize(("outputs", "gated"), [([3000, 2001], False), ([2405, 2405], True)])
+def test_a_large_matrix_is_packed_in_pieces(
+    tmp_path: Path, outputs: list[int], gated: bool
+) -> None:
+    rng = np.random.default_rng(1)
+    parts = [rng.integers(0, 1 << 14, (n, 1999), np.uint16) for n in outputs]
+    packed = LinearWeight.pack(parts, format="bf16", gated=gated)
+    where = stored(tmp_path / "weights", parts)
+    behind = LinearWeight.pack(where, format="bf16", gated=gated, behind=True)
+    pieces = [behind.pack_piece(3)]
+    while not pieces[-1]:
+        assert not behind.is_packed
+        pieces.append(behind.pack_piece(3))
+    assert len(pieces) == 3
+    assert behind.pack_piece(1)
     assert np.array_equal(behind.packed(), packed.packed())
 
 
