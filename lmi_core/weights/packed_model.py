@@ -140,10 +140,11 @@ class PackedModel:
                 if self._is_stopping.is_set():
                     return
                 is_done = weight.pack_piece(max(1, self._num_threads // 2))
-        if rest:
-            log.info(
-                "%d matrices were packed behind in %.1f s", len(rest), time.monotonic() - start
-            )
+        if not rest:
+            return
+        log.info("%d matrices were packed behind in %.1f s", len(rest), time.monotonic() - start)
+        if not all(source.is_current() for source in self._sources):
+            log.warning("the checkpoint changed before its weights were packed: load it again")
 
     def _write(self, cache: RepackCache) -> None:
         """With the lowest priority."""

@@ -190,6 +190,23 @@ def _both(event: threading.Event, other: threading.Event) -> Any:
     return set_both
 
 
+def test_a_checkpoint_that_changes_before_it_is_packed_is_told(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache, [file] = tmp_path / "cache", model.glob("*.safetensors")
+
+    async def run() -> None:
+        with held_back(monkeypatch) as goes_on:
+            async with Engine(config_of(model, cache)) as engine:
+                file.write_bytes(file.read_bytes())
+                goes_on.set()
+                engine._parts.runner._packed[0].wait()
+
+    asyncio.run(run())
+    assert "changed before its weights were packed" in caplog.text
+    assert not list(cache.glob("*.packed"))
+
+
 @pytest.mark.parametrize("who_reads", ["a step", "packing"])
 def test_a_file_that_is_truncated_before_it_is_packed_fails_the_model(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, who_reads: str
