@@ -1,5 +1,7 @@
 """Launcher flags and our own arguments."""
 
+import json
+
 import pytest
 
 from lmi_core.config.problem import Problems
@@ -122,6 +124,7 @@ def test_every_option_is_a_flag_by_its_own_name():
         (["--max-model-len", "-1"], "option.max_model_len", "auto"),
         (["-O3"], "option.compilation_config", "3"),
         (["-O", "2"], "option.compilation_config", "2"),
+        (["-O.mode=3"], "option.compilation_config", '{"mode": 3}'),
         (["--enable-log-requests"], "option.enable_log_requests", True),
         (["--kv-cache-dtype", "auto"], "option.kv_cache_dtype", "auto"),
         (["-tp", "2"], "option.tensor_parallel_degree", 2),
@@ -167,3 +170,59 @@ def test_further_names_of_a_model_are_no_models() -> None:
     for argv in (["--served-model-name", "a", "gpt2"], ["--served-model-name", "a", "org/m"]):
         invocation, _, problems = parse(*argv)
         assert (invocation.models, problems.items) == (argv[2:], [])
+
+
+def test_several_api_keys_behind_one_flag() -> None:
+    invocation, values, problems = parse("org/m", "--api-key", "a", "b", "c", "--port", "1")
+    assert (invocation.models, problems.items) == (["org/m"], [])
+    assert (values.get("option.api_key"), values.get("api_keys")) == ("a", ("b", "c"))
+    invocation, values, problems = parse("--api-key", "a", "org/m")
+    assert (invocation.models, values.get("api_keys")) == (["org/m"], None)
+    _, values, problems = parse("--model", "org/m", "--api-key", "a", "b,c")
+    assert values.get("api_keys") is None
+    (problem,) = problems.errors
+    assert problem.message == "a further key has a comma, which ends a key of api_keys"
+
+
+def test_parts_of_an_options_json() -> None:
+    invocation, values, problems = parse(
+        *("org/m", "--speculative-config.method", "ngram"),
+        *("--speculative_config.num_speculative_tokens", "4", "--hf-overrides.a.b", "x.y"),
+        *("--hf-overrides.a.c=true", "--hf-overrides.a", '{"d": null}'),
+        *("--hf-overrides.e+", "1,2", "--hf-overrides.e+=3"),
+    )
+    assert (invocation.models, problems.items) == (["org/m"], [])
+    assert json.loads(values.get("option.speculative_config")) == {
+        "method": "ngram",
+        "num_speculative_tokens": 4,
+    }
+    assert json.loads(values.get("option.hf_overrides")) == {
+        "a": {"b": "x.y", "c": True, "d": None},
+        "e": ["1", "2", "3"],
+    }
+    assert values.where("option.hf_overrides") == "--hf-overrides"
+
+
+def test_a_part_that_is_given_twice() -> None:
+    argv = ("--hf-overrides.a.b", "1", "--hf-overrides.a", "2", "--hf-overrides.a.b", "3")
+    _, values, problems = parse(*argv)
+    assert json.loads(values.get("option.hf_overrides")) == {"a": {"b": 3}}
+    assert [p.where for p in problems.warnings] == ["--hf-overrides.a", "--hf-overrides.a.b"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--speculative-config.method"], "--speculative-config.method needs a value"),
+        (["--hf-overrides.", "1"], "--hf-overrides.: unknown flag"),
+        (["--hf-overrides..a", "1"], "--hf-overrides..a: unknown flag"),
+        (["--revision.a", "1"], "--revision.a: unknown flag"),
+        (["--port.a", "1"], "--port.a: unknown flag"),
+        (["--no-such.a", "1"], "--no-such.a: unknown flag"),
+        (["--hf-overrides" + ".a" * 2000, "1"], "--hf-overrides: is nested too deeply"),
+    ],
+)
+def test_parts_of_nothing(argv, message):
+    invocation, _, problems = parse(*argv)
+    assert invocation.models == []
+    assert message in " ".join(map(str, problems.errors))

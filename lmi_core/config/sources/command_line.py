@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from lmi_core.config.paths import exists
 from lmi_core.config.problem import Problems
@@ -34,6 +36,8 @@ _FLASH_ATTENTION = "option.flash_attn"
 _WHAT_TO_SERVE = {"option.model_id", "load_models", "model_store"}
 _NAME = re.compile(r"[^-/][^/]*")
 _NAMED = re.compile(r"[^-=][^=]*=.*", re.DOTALL)
+_NAMES, _KEYS = _WITH_FURTHER = ("--served-model-name", "--api-key")
+"""Flags of which vLLM takes several values behind one another."""
 
 
 @dataclass(slots=True)
@@ -101,7 +105,8 @@ class _Parser:
         self.rest = argv
         self.problems = problems
         self.result = Invocation()
-        self.names: list[str] = []
+        self.further: list[tuple[str, str]] = []
+        self.documents: dict[str, tuple[str, dict[str, Any]]] = {}
 
     def parse(self) -> Invocation:
         while self.rest:
@@ -111,11 +116,12 @@ class _Parser:
                 break
             if len(argument) > 1 and argument.startswith("-"):
                 self._flag(argument)
-                while argument == "--served-model-name" and self._is_name_next():
-                    self.names.append(self.rest.pop(0))
+                while argument in _WITH_FURTHER and self._is_name_next():
+                    self.further.append((argument, self.rest.pop(0)))
             else:
                 self.result.models.append(argument)
-        self._further_names()
+        self._further_values()
+        self._documents()
         return self.result
 
     def _flag(self, argument: str) -> None:
@@ -135,6 +141,8 @@ class _Parser:
             self._tgi_flag(name, value)
         elif (option := option_of_flag(name)) is not None:
             self._option_flag(option, name, value)
+        elif (option := _option_of_part(name)) is not None:
+            self._part_flag(option, name, value)
         else:
             self._unknown(name, has_value=value is not None)
 
@@ -182,16 +190,42 @@ class _Parser:
     def _is_name_next(self) -> bool:
         return bool(self.rest and _NAME.fullmatch(self.rest[0]) and _is_value(self.rest[0]))
 
-    def _further_names(self) -> None:
-        """vLLM takes several of ``--served-model-name``: they are refused, lest models be made of
-        them, unless nothing else says what to serve."""
+    def _further_values(self) -> None:
+        """A model has one name here, so that further ones are refused, lest models be made of them;
+        but where nothing else says what to serve, they do."""
         keys = {setting.key for setting in self.result.settings}
         if not self.result.models and not keys & _WHAT_TO_SERVE:
-            self.result.models = self.names
+            self.result.models = [value for _, value in self.further]
             return
-        for other in self.names:
-            where = "--served-model-name"
-            self.problems.error(where, f"a model has one name here; leave out {other[:80]!r}")
+        for name in (value for flag, value in self.further if flag == _NAMES):
+            self.problems.error(_NAMES, f"a model has one name here; leave out {name[:80]!r}")
+        api_keys = [value for flag, value in self.further if flag == _KEYS]
+        if any("," in key for key in api_keys):
+            self.problems.error(_KEYS, "a further key has a comma, which ends a key of api_keys")
+        elif api_keys:
+            self._add("api_keys", ",".join(api_keys), Rank.FLAG, _KEYS)
+
+    def _part_flag(self, option: Option, name: str, value: str | None) -> None:
+        """A part of an option's JSON, as vLLM's command line has it: ``--hf-overrides.a.b 1`` is
+        ``--hf-overrides '{"a": {"b": 1}}'``, and ``--x.a+ 1,2`` puts items of a list behind others.
+
+        Source: ``parse_args`` of vLLM's argparse_utils.py.
+        """
+        values = [value] if value is not None else self._take(name)
+        if not values:
+            return
+        part = values[0].split(",") if name.endswith("+") else _json_or_text(values[0])
+        flag, *keys = name.removesuffix("+").split(".")
+        document = self.documents.setdefault(option.key, (flag, {}))[1]
+        if _put(document, keys, part):
+            self.problems.warn(name[:80], "is given again; the last one counts", option.key)
+
+    def _documents(self) -> None:
+        for key, (flag, document) in self.documents.items():
+            try:
+                self._add(key, json.dumps(document), Rank.FLAG, flag)
+            except RecursionError:
+                self.problems.error(flag, "is nested too deeply", key)
 
     def _is_word_next(self) -> bool:
         return bool(self.rest) and self.rest[0].lower() in TRUE_WORDS | FALSE_WORDS | {"auto"}
@@ -234,3 +268,40 @@ class _Parser:
         near = suggest_flag(name)
         hint = f"did you mean {near}?" if near else "see lmi explain --help"
         self.problems.error(name[:80], f"unknown flag; {hint}")
+
+
+def _option_of_part(name: str) -> Option | None:
+    """The option of whose JSON a flag with dots names a part."""
+    flag, *keys = name.removesuffix("+").split(".")
+    option = BY_FLAG.get(flag) or option_of_flag(flag)
+    takes_json = option is not None and "JSON" in option.type.describe()
+    return option if takes_json and keys and all(keys) else None
+
+
+def _json_or_text(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _put(document: dict[str, Any], keys: Sequence[str], value: Any) -> bool:
+    """Add what ``keys`` lead to, lists and objects to those that are there; whether something else
+    was there."""
+    *outer, last = keys
+    is_replaced = False
+    for key in outer:
+        inner = document.setdefault(key, {})
+        if not isinstance(inner, dict):
+            inner = document[key] = {}
+            is_replaced = True
+        document = inner
+    there = document.get(last)
+    if isinstance(there, list) and isinstance(value, list):
+        there += value
+    elif isinstance(there, dict) and isinstance(value, dict):
+        there.update(value)
+    else:
+        is_replaced |= last in document
+        document[last] = value
+    return is_replaced

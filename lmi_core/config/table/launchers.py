@@ -49,6 +49,8 @@ SYNONYMS = {
     "-pp": "option.pipeline_parallel_degree",
     "-q": "option.quantize",
     "-O": "option.compilation_config",
+    "--optimization-level": "option.compilation_config",
+    "-cc": "option.compilation_config",
     # llama-server
     "-c": "option.ctx_size",
     "-np": "option.max_rolling_batch_size",
