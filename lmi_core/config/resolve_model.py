@@ -124,6 +124,8 @@ def _find(listed: Listed, around: Surroundings, problems: Problems) -> _Found:
     values = _values(listed, around, problems)
     rewrite(values, problems)
     source = find_source(values, listed, problems)
+    if source.kind in ("local", "s3"):
+        values.ignored["option.revision"] = "only models of a hub have revisions"
     here = noted_directory(source, around.server, around.environ, problems)
     directory = here or listed.directory
     own_adapter = find_own_adapter(source, directory, problems)

@@ -7,6 +7,7 @@ import pytest
 
 from lmi_core.config.resolve import resolve_entry
 from lmi_core.config.sources.load_models import ModelEntry
+from lmi_core.config.table.option import Outcome
 from lmi_core.errors import ConfigError
 
 from .cases import CPU, NO_CACHE
@@ -108,6 +109,15 @@ def test_a_variable_that_names_a_directory_has_a_row(variable, explained, model_
     assert report.models[0].source.location == directory
     row = next(row for row in report.rows[0] if row.key == "option.model_id")
     assert (row.value, row.where) == (directory, variable)
+
+
+@pytest.mark.parametrize("model", ["HERE", "s3://bucket/model", "org/m"])
+def test_what_comes_from_no_hub_has_no_revision(model, explained, model_dir):
+    name = model_dir("", config=LLAMA) if model == "HERE" else model
+    report = explained(environ={"HF_MODEL_ID": name, "HF_REVISION": "abc"})
+    row = next(row for row in report.rows[0] if row.key == "option.revision")
+    assert row.outcome is (Outcome.HONOURED if model == "org/m" else Outcome.NO_EFFECT)
+    assert report.models[0].source.revision == ("abc" if model == "org/m" else None)
 
 
 @pytest.mark.parametrize(
