@@ -2,6 +2,7 @@
 
 The variables and controls are those of DJL-Serving's secure-mode plugin (SecureModeUtils.java). Its
 list of allowed keys isn't kept here: every key is explained, and ``--strict`` refuses unknown ones.
+Of what it doesn't list, chat templates and what runs code fall under the controls.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ CHANNELS = "SAGEMAKER_UNTRUSTED_CHANNELS"
 _REMOTE_CODE = "DISALLOW_TRUST_REMOTE_CODE"
 _SCRIPTS = "DISALLOW_CUSTOM_INFERENCE_SCRIPTS"
 _TEMPLATE = "DISALLOW_CHAT_TEMPLATE"
+_TEMPLATES = ("option.chat_template", "option.tokenizer_config_path")
 _PICKLED = re.compile(r".*\.(bin|pt|pth|ckpt|pkl)", re.IGNORECASE)
 
 
@@ -36,6 +38,8 @@ _FILES: dict[str, Callable[[Path], bool]] = {
     _TEMPLATE: _has_template,
 }
 _CONTROLS = (*_FILES, _REMOTE_CODE)
+_INTERPRETERS = ("python", "python3", "/usr/bin/python3", "/opt/djl/vllm_venv/bin/python")
+"""Names, and those of the plugin's list."""
 
 
 def check_secure(
@@ -106,8 +110,8 @@ def _check_keys(model: ModelConfig, controls: Iterable[str]) -> None:
     forbidden = (
         (_REMOTE_CODE, "option.trust_remote_code", model.trust_remote_code),
         (_SCRIPTS, "option.entryPoint", not entry.startswith("djl_python.")),
-        (_SCRIPTS, "option.pythonExecutable", python not in (None, "python", "python3")),
-        (_TEMPLATE, "option.chat_template", model.get("option.chat_template") is not None),
+        (_SCRIPTS, "option.pythonExecutable", python not in (None, *_INTERPRETERS)),
+        *((_TEMPLATE, key, model.get(key) is not None) for key in _TEMPLATES),
     )
     for name, key, is_given in forbidden:
         if name in controls and is_given:

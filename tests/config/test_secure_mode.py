@@ -46,6 +46,12 @@ HANDLE = "def handle(inputs):\n    return None\n"
             "tokenizer_config.json is",
         ),
         (
+            "DISALLOW_CHAT_TEMPLATE",
+            lambda model: None,
+            ("--tokenizer-config-path", "other.json"),
+            "option.tokenizer_config_path is forbidden",
+        ),
+        (
             "DISALLOW_TRUST_REMOTE_CODE",
             lambda model: None,
             ("--trust-remote-code",),
