@@ -10,7 +10,7 @@ from lmi_core.errors import ContextLengthError, UserError
 def check_token_ids(token_ids: Sequence[int], vocab_size: int, *, field: str = "prompt") -> None:
     """Raise UserError naming the first id that the model doesn't have."""
     try:
-        if not token_ids or (min(token_ids) >= 0 and max(token_ids) < vocab_size):
+        if len(token_ids) == 0 or (min(token_ids) >= 0 and max(token_ids) < vocab_size):
             return
     except TypeError:
         raise UserError(f"token ids are ints, not {token_ids!r:.80}", field=field) from None

@@ -10,6 +10,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import lmi_core
@@ -206,6 +207,27 @@ def test_own_loop_from_another_event_loop() -> None:
             for i, events in zip((1, 2), results, strict=True):
                 assert token_ids(events) == expected_tokens([i, *PROMPT], params)
             assert await engine.encode("ab") == byte_tokenizer().encode_now("ab")
+
+    run(main())
+
+
+@pytest.mark.parametrize("token_ids", [None, "ab", [1.5], ["a"], 3, {"a": 1}])
+def test_what_cannot_be_decoded(token_ids: Any) -> None:
+    async def main() -> None:
+        async with make_engine() as engine:
+            with pytest.raises(UserError, match="token ids are ints"):
+                engine.decode(token_ids)
+            assert engine.decode(np.array([97, 98])) == engine.decode([97, 98])  # type: ignore[arg-type]
+
+    run(main())
+
+
+@pytest.mark.parametrize("text", [None, b"a", [1]])
+def test_what_cannot_be_encoded(text: Any) -> None:
+    async def main() -> None:
+        async with make_engine() as engine:
+            with pytest.raises(UserError, match="text must be a str, got"):
+                await engine.encode(text)
 
     run(main())
 
