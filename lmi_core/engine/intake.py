@@ -88,7 +88,7 @@ class Intake:
                 f"max_queue_s must be a number of seconds, got {wait_s!r:.80}", field="max_queue_s"
             )
         info = self._info.runner
-        request.params.validate(vocab_size=info.vocab_size, max_logprobs=info.max_logprobs)
+        request.params.check_values(vocab_size=info.vocab_size, max_logprobs=info.max_logprobs)
         processors = request.params.processors
         if processors is not None and not info.has_scales_and_cutoffs:
             processors.check_plain()

@@ -98,6 +98,10 @@ class SamplingParams:
     def validate(self, *, vocab_size: int, max_logprobs: int) -> None:
         """Raise UserError naming the first field out of range, or of another type."""
         self.check_types()
+        self.check_values(vocab_size=vocab_size, max_logprobs=max_logprobs)
+
+    def check_values(self, *, vocab_size: int, max_logprobs: int) -> None:
+        """The same, once ``check_types`` has been called."""
         check_int("max_new_tokens", self.max_new_tokens, 1, None)
         check_int("min_new_tokens", self.min_new_tokens, 0, self.max_new_tokens)
         check_float("temperature", self.temperature, 0.0, 100.0)
