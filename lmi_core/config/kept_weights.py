@@ -100,7 +100,7 @@ def _formats(found: FoundModel) -> Iterator[tuple[str | None, _Rounding | None]]
         if tensor is not None and (code := FP8_DTYPES.get(tensor.dtype)):
             is_kept = shape[-1] % FP8_BLOCK == 0 if on_cpu else code == "e4m3"
             is_kept = is_kept and not is_transposed(found.spec, name)
-            has_scale = row_scale_of(tensor, found.tensors) is not None
+            has_scale = row_scale_of(tensor, found.tensors, settings) is not None
             yield ("fp8" if is_kept else None), "static" if has_scale else None
 
 

@@ -341,6 +341,10 @@ def _needed_tensors(found: FoundModel) -> dict[str, TensorInfo]:
             continue
         needed[name] = tensors[name]
         if tensors[name].dtype in FP8_DTYPES:
-            scales = (scale_of(tensors[name], tensors), row_scale_of(tensors[name], tensors))
+            settings = found.checkpoint.quantization
+            scales = (
+                scale_of(tensors[name], tensors),
+                row_scale_of(tensors[name], tensors, settings),
+            )
             needed |= {scale.name: scale for scale in filter(None, scales)}
     return needed

@@ -45,9 +45,14 @@ def scale_of(weight: TensorInfo, tensors: Mapping[str, TensorInfo]) -> TensorInf
     return next((tensors[name] for name in names if name in tensors), None)
 
 
-def row_scale_of(weight: TensorInfo, tensors: Mapping[str, TensorInfo]) -> TensorInfo | None:
+def row_scale_of(
+    weight: TensorInfo, tensors: Mapping[str, TensorInfo], settings: HfConfig | None = None
+) -> TensorInfo | None:
     """The tensor with the scale of the activations that an fp8 matrix is multiplied with, or with
-    those of several matrices in one tensor."""
+    those of several matrices in one tensor; None where there is none, or a quantisation's
+    ``settings`` say that rows have scales of their own."""
+    if settings is not None and settings.values.get("activation_scheme") == "dynamic":
+        return None
     is_linear = weight.name.endswith(".weight")
     prefix = weight.name.removesuffix("weight") if is_linear else f"{weight.name}_"
     names = (prefix + ending for ending in _ROW_SCALES)

@@ -201,6 +201,15 @@ def test_rows_have_scales_of_their_own_where_one_part_says_nothing(
     assert row_scale(layer.down) == 0.04
 
 
+def test_rows_have_scales_of_their_own_where_the_scheme_says_so(
+    edited: Callable[..., Path],
+) -> None:
+    """Whatever lies beside the matrices, as in Transformers."""
+    path = edited("tensor", {"quant_method": "fp8", "activation_scheme": "dynamic"})
+    layer = load_model(path, backend=DeviceWeights(torch.device("cpu"))).weights.layers[0]
+    assert (row_scale(layer.qkv), row_scale(layer.down)) == (0.0, 0.0)
+
+
 @pytest.mark.parametrize("quantize", ["int8", "int4"])
 def test_they_are_quantised_anew_where_asked(made: Made, quantize: Any) -> None:
     path, exact = made
