@@ -51,6 +51,22 @@ LinearWeight pack(const std::vector<bf16_t>& values, int64_t num_inputs, cpu::Li
   return {parts, num_inputs, false, format, 1, num_experts};
 }
 
+// The product of rows in bf16.
+std::vector<float> multiply(const std::vector<bf16_t>& x, const LinearWeight& weight,
+                            int64_t num_rows) {
+  const cpu::PackedLinear& packed = weight.packed();
+  std::vector<float> y(static_cast<size_t>(num_rows * packed.num_outputs));
+  cpu::LinearArgs args;
+  args.x = x.data();
+  args.x_stride = packed.num_inputs;
+  args.weight = packed;
+  args.y = y.data();
+  args.y_stride = packed.num_outputs;
+  args.num_rows = num_rows;
+  run_tiles(&cpu::Kernels::linear, args);
+  return y;
+}
+
 // The instruction's order of sums, from rows as they are.
 float add_products(const bf16_t* x, const bf16_t* weights, int64_t num_inputs) {
   float sum = 0.0f;
@@ -78,15 +94,7 @@ TEST(amx_adds_up_bf16_in_one_order_whatever_the_shape) {
     const auto x = random_halves(shape.num_rows * shape.num_inputs, 1);
     const auto values = random_halves(shape.num_outputs * shape.num_inputs, 2);
     const LinearWeight weight = pack(values, shape.num_inputs, {.dtype = DType::kBF16});
-    std::vector<float> y(static_cast<size_t>(shape.num_rows * shape.num_outputs));
-    cpu::LinearArgs args;
-    args.x = x.data();
-    args.x_stride = shape.num_inputs;
-    args.weight = weight.packed();
-    args.y = y.data();
-    args.y_stride = shape.num_outputs;
-    args.num_rows = shape.num_rows;
-    run_tiles(&cpu::Kernels::linear, args);
+    const auto y = multiply(x, weight, shape.num_rows);
     for (int64_t row = 0; row < shape.num_rows; ++row) {
       for (int64_t output = 0; output < shape.num_outputs; ++output) {
         EXPECT_EQ(y[row * shape.num_outputs + output],
@@ -103,15 +111,7 @@ TEST(amx_keeps_rows_that_are_not_numbers_to_themselves) {
   std::fill_n(x.begin(), kInputs, float_to_bf16(std::numeric_limits<float>::quiet_NaN()));
   const LinearWeight weight =
       pack(random_halves(kOutputs * kInputs, 4), kInputs, {.dtype = DType::kBF16});
-  std::vector<float> y(kRows * kOutputs);
-  cpu::LinearArgs args;
-  args.x = x.data();
-  args.x_stride = kInputs;
-  args.weight = weight.packed();
-  args.y = y.data();
-  args.y_stride = kOutputs;
-  args.num_rows = kRows;
-  run_tiles(&cpu::Kernels::linear, args);
+  const auto y = multiply(x, weight, kRows);
   const auto is_nan = [](float value) { return std::isnan(value); };
   EXPECT_EQ(std::count_if(y.begin(), y.end(), is_nan), kOutputs);
   EXPECT(std::all_of(y.begin(), y.begin() + kOutputs, is_nan));

@@ -29,7 +29,9 @@
 #elif LMI_SIMD > 0
 // GCC 12 takes the headers' undefined vectors for mistakes.
 #pragma GCC diagnostic push
+#ifndef __clang__
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #include <immintrin.h>
 #pragma GCC diagnostic pop
