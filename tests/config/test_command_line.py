@@ -42,6 +42,7 @@ def test_launcher_flags():
         (["--num-shard", "--port", "1"], "--num-shard needs a value"),
         (["--num-shard", "two"], "option.tensor_parallel_degree='two' is not integer"),
         (["--trust-remote-code=true"], "takes no value"),
+        (["--trust-remote-code", "true"], "takes no value"),
         (["--quantize", "AWQ"], "'AWQ' is not one of awq"),
         (["--option", "x"], "'x' is not key=value"),
         (["--enable-log-stats"], "--enable-log-stats: unknown flag; see lmi explain --help"),
@@ -50,8 +51,9 @@ def test_launcher_flags():
     ],
 )
 def test_faults(argv, message):
-    _, _, problems = parse(*argv)
+    invocation, _, problems = parse(*argv)
     assert message in " ".join(map(str, problems.errors))
+    assert invocation.models == []
 
 
 @pytest.mark.parametrize(
@@ -128,6 +130,11 @@ def test_every_option_is_a_flag_by_its_own_name():
         (["--enable-log-requests"], "option.enable_log_requests", True),
         (["--kv-cache-dtype", "auto"], "option.kv_cache_dtype", "auto"),
         (["-tp", "2"], "option.tensor_parallel_degree", 2),
+        (
+            ["--cors-allow-origin", "http://a", "--cors-allow-origin=http://b"],
+            "option.cors_allow_origin",
+            "http://a,http://b",
+        ),
         (["--lora-modules", "a=/x", "b=/y"], "option.lora_adapters", ("a=/x", "b=/y")),
         (["--no-enable-prefix-caching"], "option.enable_prefix_caching", False),
         (["-c", "4096"], "option.ctx_size", 4096),

@@ -33,6 +33,7 @@ _OWN_VALUES = {
     "-s": "model_store",
 }
 _FLASH_ATTENTION = "option.flash_attn"
+_ORIGINS = "--cors-allow-origin"
 _WHAT_TO_SERVE = {"option.model_id", "load_models", "model_store"}
 _NAME = re.compile(r"[^-/][^/]*")
 _NAMED = re.compile(r"[^-=][^=]*=.*", re.DOTALL)
@@ -236,13 +237,19 @@ class _Parser:
         assert flag is not None
         self.result.tgi |= option.key == "option.model_id"
         if flag.switch:
+            if value is None and self._is_word_next():  # else it would be a model
+                value = self.rest.pop(0)
             if value is not None:
                 self.problems.error(name, f"{name} takes no value")
             self._add(option.key, "true", Rank.FLAG, name)
             return
         values = [value] if value is not None else self._take(name)
         if values and self._is_choice(option, flag, name, values[0]):
-            self._add(option.key, values[0], Rank.FLAG, name)
+            if name == _ORIGINS:  # which is given once for each
+                settings = self.result.settings
+                values = [*(s.text for s in settings if s.where == name), *values]
+                self.result.settings = [s for s in settings if s.where != name]
+            self._add(option.key, ",".join(values), Rank.FLAG, name)
 
     def _is_choice(self, option: Option, flag: Flag, name: str, value: str) -> bool:
         if not flag.choices or value in flag.choices:
