@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.checkpoints import make_checkpoint
-from tests.integer_checkpoints import set_config
+from tests.integer_checkpoints import as_linear, is_linear, set_config
 
 Floats = npt.NDArray[np.float32]
 FP4 = [0, 0.0625, 8, 12, 4, 6, 2, 3]
@@ -34,20 +34,20 @@ FORMS = ["nf4", "fp4", "nf4 twice", "int8"]
 
 
 def make_bitsandbytes_checkpoint(
-    directory: Path, form: str, **config: Any
+    directory: Path, form: str, variant: str = "llama2", **config: Any
 ) -> tuple[Path, dict[str, Floats]]:
     """Write a bf16 checkpoint whose layers are quantised; what their matrices are, by name."""
     shape = {"hidden_size": 64, "intermediate_size": 128, **config}
-    make_checkpoint(directory, "llama2", dtype="bfloat16", **shape)
+    make_checkpoint(directory, variant, dtype="bfloat16", **shape)
     kind = form.split()[0]
     tensors: dict[str, torch.Tensor] = {}
     exact: dict[str, Floats] = {}
     for name, tensor in load_file(directory / "model.safetensors").items():
-        if not name.endswith("proj.weight"):
+        if not is_linear(name):
             tensors[name] = tensor
             continue
         write = _eight_bits if kind == "int8" else _four_bits
-        parts, exact[name] = write(tensor.float().numpy(), kind, "twice" in form)
+        parts, exact[name] = write(as_linear(tensor, variant), kind, "twice" in form)
         layer = name.removesuffix("weight")
         tensors |= {layer + suffix: torch.from_numpy(part) for suffix, part in parts.items()}
     save_file({n: t.contiguous() for n, t in tensors.items()}, directory / "model.safetensors")

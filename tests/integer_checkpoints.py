@@ -62,8 +62,8 @@ def make_integer_checkpoint(
     tensors: dict[str, Tensor] = {}
     coded: dict[str, Coded] = {}
     for name, tensor in load_file(directory / "model.safetensors").items():
-        if name.endswith("proj.weight"):
-            coded[name] = quantize(tensor.float().numpy(), form)
+        if is_linear(name):
+            coded[name] = quantize(as_linear(tensor, variant), form)
             layer = name.removesuffix(".weight")
             written = form.write(coded[name])
             tensors |= {f"{layer}.{suffix}": part for suffix, part in written.items()}
@@ -72,6 +72,16 @@ def make_integer_checkpoint(
     save_file({n: t.contiguous() for n, t in tensors.items()}, directory / "model.safetensors")
     set_config(directory, quantization_config=form.config)
     return directory, coded
+
+
+def is_linear(name: str) -> bool:
+    """Whether a tensor of this name is the matrix of a linear layer."""
+    return name.endswith(("proj.weight", "c_attn.weight", "c_fc.weight"))
+
+
+def as_linear(tensor: Tensor, variant: str) -> Array:
+    """A matrix as quantisers have it, which make linear layers of GPT-2's."""
+    return (tensor.T if variant == "gpt2" else tensor).float().numpy()
 
 
 def set_config(directory: Path, **values: Any) -> None:

@@ -67,7 +67,12 @@ def held_tensors(checkpoint: Checkpoint, layout: Layout | None, spec: DecoderSpe
     names, shapes = spec.names, expected_shapes(spec)
     kv_scales = kv_scale_names(spec, names, tensors)
     tables = (names.embedding, names.positions, names.token_types, names.relative_bias)
-    matrices = {name: shape for name, shape in shapes.items() if name not in tables}
+    # Quantisers make layers of GPT-2's matrices as others have them: [outputs, inputs].
+    matrices = {
+        name: shape[::-1] if is_transposed(spec, name) else shape
+        for name, shape in shapes.items()
+        if name not in tables
+    }
     quantized = StoredLayers(layout, matrices, tensors)
     _check_quantized(checkpoint, quantized)
     check_tensors(checkpoint.path, spec, shapes, tensors, quantized, kv_scales)

@@ -82,13 +82,13 @@ class TensorReader:
     ) -> Linear:
         """The linear layers of these names as one; ``format``: None: that of layers. A matrix in
         integers keeps its own. ``rows``: the outputs that are wanted, in this order, layer after
-        layer. ``transposed``: matrices are [inputs, outputs]. ``column_factors``: what inputs
-        are divided by, whose rows are rounded to int8 then; ``row_divisors``: what outputs are.
-        ``normed``: their rows are divided by their lengths. ``inputs``: slices, each packed on its
-        own; None: one of all."""
+        layer. ``transposed``: matrices in floats are [inputs, outputs]. ``column_factors``: what
+        inputs are divided by, whose rows are rounded to int8 then; ``row_divisors``: what outputs
+        are. ``normed``: their rows are divided by their lengths. ``inputs``: slices, each packed on
+        its own; None: one of all."""
         weight_names = [f"{prefix}.weight" for prefix in prefixes]
         parts = [self.matrix(name) for name in weight_names]
-        if transposed:
+        if transposed and not any(name in self._quantized for name in weight_names):
             parts = [np.ascontiguousarray(part.T) for part in dense(parts)]
         if rows is not None:
             parts = in_order(parts, rows)

@@ -57,6 +57,17 @@ def test_codes_and_scales_are_the_checkpoints(form: str, tmp_path: Path, caplog:
     assert layer.down.weight.row_format == rows
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_matrices_of_gpt2_are_stored_as_those_of_others(form: str, tmp_path: Path) -> None:
+    path, exact = make_bitsandbytes_checkpoint(tmp_path / "model", form, "gpt2", n_inner=128)
+    layer = load_model(path).weights.layers[1]
+    for linear, name in ((layer.qkv, "attn.c_attn"), (layer.down, "mlp.c_proj")):
+        assert isinstance(linear.weight, _native.LinearWeight)
+        assert linear.weight.format == form.split()[0]
+        wanted = exact[f"transformer.h.1.{name}.weight"]
+        np.testing.assert_array_equal(linear.weight.unpack(), wanted)
+
+
 def test_scales_across_rows_are_read(tmp_path: Path) -> None:
     path, exact = make_bitsandbytes_checkpoint(tmp_path / "model", "nf4", intermediate_size=96)
     model = load_model(path, "fp32")

@@ -86,6 +86,15 @@ def packed_directly(parts: list[Coded], gated: bool, like: _native.LinearWeight)
     return weight.packed().tobytes()
 
 
+def test_matrices_of_gpt2_are_stored_as_those_of_others(tmp_path: Path) -> None:
+    path, coded = make_integer_checkpoint(tmp_path / "model", FORMS["gptq"], "gpt2", n_inner=96)
+    layer = load_model(path).weights.layers[1]
+    for linear, name in ((layer.qkv, "attn.c_attn"), (layer.down, "mlp.c_proj")):
+        assert isinstance(linear.weight, _native.LinearWeight)
+        wanted = coded[f"transformer.h.1.{name}.weight"]
+        np.testing.assert_array_equal(linear.weight.unpack(), wanted.matrix)
+
+
 def test_codes_and_scales_are_the_checkpoints(
     form: str, made: Made, caplog: pytest.LogCaptureFixture
 ) -> None:
