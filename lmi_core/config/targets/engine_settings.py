@@ -22,7 +22,7 @@ from lmi_core.settings.engine_config import BLOCK_MULTIPLE, EngineConfig, is_too
 from lmi_core.settings.placement import Placement
 from lmi_core.settings.speculation_config import SpeculationConfig
 from lmi_core.settings.transformers_config import TransformersConfig
-from lmi_core.weights.quantized.methods import objection
+from lmi_core.weights.quantized.methods import BITSANDBYTES, objection, stored_as
 from lmi_core.weights.quantized.settings import QuantizationSettings
 
 _NOT_SET = frozenset(
@@ -201,15 +201,21 @@ def _quantise_as_trtllm(values: Values, files: ModelFiles, placement: Placement)
 
 
 def _refuse_other_quantisations(values: Values, files: ModelFiles) -> None:
-    """Note a quantisation that doesn't go with the checkpoint's own, as far as that is known."""
+    """Note a quantisation that doesn't go with the checkpoint's own, or that it has already, as far
+    as that is known."""
     key = "option.quantize"
     value = values.known.get(key)
     if value is None or not files.known:
         return
     asked = converted(value.option.actions["lmi"].for_value(value.value), value.value)
-    problem = objection(str(asked), files.quantization)
-    if problem is not None and effect_of_value(value, "lmi").outcome is not Outcome.REFUSED:
+    stored = files.quantization
+    problem = objection(str(asked), stored)
+    if effect_of_value(value, "lmi").outcome is Outcome.REFUSED:
+        return
+    if problem is not None:
         values.refused[key] = problem
+    elif stored is not None and stored.method == BITSANDBYTES:
+        values.ignored[key] = f"the checkpoint is read as it is: {stored_as(stored)}"
 
 
 def _check_ops(environ: Mapping[str, str], problems: Problems) -> None:
