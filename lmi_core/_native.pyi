@@ -307,8 +307,7 @@ class Step:
     def top(self, logit_row: int) -> list[tuple[int, float]]:
         """The row's top-n (id, logprob), best first; n as asked, lower id first among equals."""
     def target_rank(self, logit_row: int) -> int:
-        """The place of the row's target among all tokens, the likeliest being 1; 0: its device doesn't
-        count, and it isn't in the top-n."""
+        """The place of the row's target among all tokens, the likeliest being 1; 0: it has none."""
     @property
     def error(self) -> str:
         """Why the step failed, empty when it didn't. A failed step has no results. Set only by
@@ -334,7 +333,12 @@ class Step:
     def view(self, name: str) -> npt.NDArray[np.generic]:
         """An array of the buffer by its name in step.h, cut to the present counts."""
     def set_result(
-        self, logit_row: int, token_id: int, logprob: float, top: Sequence[tuple[int, float]] = ()
+        self,
+        logit_row: int,
+        token_id: int,
+        logprob: float,
+        top: Sequence[tuple[int, float]] = (),
+        target_rank: int = 0,
     ) -> None:
         """Write a result (runners written in Python)."""
 

@@ -99,16 +99,11 @@ py::list top_of(const StepBuffer& step, int32_t logit_row) {
   return result;
 }
 
-// The place of a row's target, from 1; 0: it wasn't counted, nor is it among the likeliest.
+// The place of a row's target, from 1; 0: it has none.
 int32_t target_rank(const StepBuffer& step, int32_t logit_row) {
   const StepView& view = step.view();
   LMI_CHECK(logit_row >= 0 && logit_row < view.num_logit_rows, "logit row ", logit_row);
-  if (view.target_ranks[logit_row] > 0) return view.target_ranks[logit_row];
-  const int32_t* first =
-      view.top_ids + static_cast<int64_t>(logit_row) * view.capacity.max_logprobs;
-  const int32_t* end = first + view.num_top[logit_row];
-  const int32_t* found = std::find(first, end, view.target_ids[logit_row]);
-  return found == end ? 0 : static_cast<int32_t>(found - first) + 1;
+  return view.target_ranks[logit_row];
 }
 
 template <typename T>
@@ -213,7 +208,8 @@ void bind_step(py::module_& m) {
           py::kw_only(), py::arg("submitted_ns"), py::arg("started_ns"), py::arg("finished_ns"))
       .def("view", &view_array, py::arg("name"))
       .def("set_result", &StepBuffer::set_result, py::arg("logit_row"), py::arg("token_id"),
-           py::arg("logprob"), py::arg("top") = std::vector<std::pair<int32_t, float>>());
+           py::arg("logprob"), py::arg("top") = std::vector<std::pair<int32_t, float>>(),
+           py::arg("target_rank") = 0);
 }
 
 }  // namespace lmi

@@ -323,6 +323,7 @@ typedef struct {
   int32_t* token_ids;    /* [num_rows]; -1: none */
   float* logprobs;       /* [num_rows], of the token or target */
   int32_t* num_top;      /* [num_rows] */
+  int32_t* target_ranks; /* [num_rows], from 1, lower ids first among equals; 0: no target */
   int32_t* top_ids;      /* [num_rows, max_top], best first */
   float* top_logprobs;   /* [num_rows, max_top] */
   int32_t num_rows;

@@ -200,6 +200,19 @@ __device__ void report_top(const LmiSample& args, int64_t row, double log_mass, 
   }
 }
 
+// The target's place, from 1, equals in order of their ids.
+__device__ void report_rank(const LmiSample& args, int64_t row, int target_id, Shared& shared) {
+  const float* logits = args.logits + row * args.vocab_size;
+  const float own = logits[target_id];
+  uint64_t count = 0;
+  for_own_tokens(args.vocab_size, [&](int token_id) {
+    const float logit = logits[token_id];
+    count += logit > own || (logit == own && token_id <= target_id);
+  });
+  count = block_sum(count, shared.partials);
+  if (threadIdx.x == 0) args.target_ranks[row] = static_cast<int>(count);
+}
+
 __global__ void __launch_bounds__(kThreads) sample_kernel(const LmiSample args) {
   wait_for_earlier_kernels();
   __shared__ Shared shared;
@@ -210,6 +223,7 @@ __global__ void __launch_bounds__(kThreads) sample_kernel(const LmiSample args) 
   float logprob = 0.0f;
   int num_top = 0;
   int sampled_id = -1;
+  if (threadIdx.x == 0) args.target_ranks[row] = 0;
   if (rules.is_sampled || token_id >= 0) {
     const uint64_t best = best_candidate(logits, args.vocab_size, shared);
     const bool is_valid = best != 0;
@@ -220,6 +234,7 @@ __global__ void __launch_bounds__(kThreads) sample_kernel(const LmiSample args) 
       log_mass = static_cast<double>(plain.maximum) + log(mass);
       num_top = lower_of(rules.num_top, args.vocab_size);
       report_top(args, row, log_mass, shared);
+      if (token_id >= 0) report_rank(args, row, token_id, shared);
       if (rules.is_sampled) token_id = sampled_id = choose(args, row, shared);
     }
     if (token_id >= 0) {

@@ -188,8 +188,8 @@ int32_t StepLauncher::wait(int32_t slot_id, LmiStepResults* results) {
   if (status == kOk) status = runtime::wait_for_event(slot.done);
   const int32_t num_rows = sampler_.is_set() ? slot.num_rows : 0;  // others have rank 0's ids alone
   const Results host(slot.results.data(), num_rows, slot.max_top);
-  *results = {host.token_ids,    host.logprobs, host.num_top, host.top_ids,
-              host.top_logprobs, num_rows,      slot.max_top};
+  *results = {host.token_ids, host.logprobs,     host.num_top, host.target_ranks,
+              host.top_ids,   host.top_logprobs, num_rows,     slot.max_top};
   slot.is_busy = false;
   return status;
 }

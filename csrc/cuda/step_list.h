@@ -145,6 +145,7 @@ typedef struct {
   const int32_t* token_ids;
   const float* logprobs;
   const int32_t* num_top;
+  const int32_t* target_ranks;
   const int32_t* top_ids; /* [num_rows, max_top] */
   const float* top_logprobs;
   int32_t num_rows;

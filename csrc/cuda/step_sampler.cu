@@ -39,7 +39,8 @@ Results::Results(void* memory, int64_t num_rows, int64_t max_top) {
   token_ids = next;
   logprobs = reinterpret_cast<float*>(next + num_rows);
   num_top = next + 2 * num_rows;
-  top_ids = next + 3 * num_rows;
+  target_ranks = next + 3 * num_rows;
+  top_ids = next + 4 * num_rows;
   top_logprobs = reinterpret_cast<float*>(top_ids + num_rows * max_top);
 }
 
@@ -59,6 +60,7 @@ int32_t StepSampler::launch(const LmiStep& step, const StepInputs& inputs, void*
   args.token_ids = places.token_ids;
   args.logprobs = places.logprobs;
   args.num_top = places.num_top;
+  args.target_ranks = places.target_ranks;
   args.top_ids = places.top_ids;
   args.top_logprobs = places.top_logprobs;
   const LmiStepEdits& wanted = *step.sampling.edits(step.sampling.context);

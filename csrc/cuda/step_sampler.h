@@ -13,12 +13,13 @@ struct Results {
   int32_t* token_ids;
   float* logprobs;
   int32_t* num_top;
+  int32_t* target_ranks;
   int32_t* top_ids;
   float* top_logprobs;
 
   Results(void* memory, int64_t num_rows, int64_t max_top);
   static int64_t num_bytes(int64_t num_rows, int64_t max_top) {
-    return 4 * num_rows * (3 + 2 * max_top);
+    return 4 * num_rows * (4 + 2 * max_top);
   }
 };
 

@@ -29,6 +29,7 @@ void write_results(const LmiStepResults& results, const StepView& step) {
   std::copy_n(results.token_ids, results.num_rows, step.sampled_ids);
   std::copy_n(results.logprobs, results.num_rows, step.sampled_logprobs);
   std::copy_n(results.num_top, results.num_rows, step.num_top);
+  std::copy_n(results.target_ranks, results.num_rows, step.target_ranks);
   for (int64_t row = 0; row < results.num_rows; ++row) {
     const int64_t source = row * results.max_top;
     const int64_t target = row * step.capacity.max_logprobs;

@@ -252,10 +252,12 @@ void StepBuffer::set_masks_ready() {
 }
 
 void StepBuffer::set_result(int32_t logit_row, int32_t token_id, float logprob,
-                            const std::vector<std::pair<int32_t, float>>& top) {
+                            const std::vector<std::pair<int32_t, float>>& top,
+                            int32_t target_rank) {
   LMI_CHECK(logit_row >= 0 && logit_row < view_.num_logit_rows, "logit row ", logit_row);
   view_.sampled_ids[logit_row] = token_id;
   view_.sampled_logprobs[logit_row] = logprob;
+  view_.target_ranks[logit_row] = target_rank;
   const auto num_top =
       std::min<int32_t>(static_cast<int32_t>(top.size()), view_.capacity.max_logprobs);
   view_.num_top[logit_row] = num_top;

@@ -72,7 +72,7 @@ class StepBuffer {
   void set_masks_ready();
 
   void set_result(int32_t logit_row, int32_t token_id, float logprob,
-                  const std::vector<std::pair<int32_t, float>>& top);
+                  const std::vector<std::pair<int32_t, float>>& top, int32_t target_rank);
 
   const StepView& view() const { return view_; }
 

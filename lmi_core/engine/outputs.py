@@ -43,8 +43,8 @@ class PromptToken(msgspec.Struct, frozen=True, gc=False):
     logprob: float | None
     top: tuple[TokenLogprob, ...] = ()
     rank: int | None = None
-    """Its place among all tokens, the likeliest being 1; None: behind ``top``, on a device that
-    doesn't count."""
+    """Its place among all tokens, the likeliest being 1; None: of the first, and where another
+    library doesn't say."""
 
 
 PromptScore = tuple[float | None, tuple[TokenLogprob, ...], int | None]

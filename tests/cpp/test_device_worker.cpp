@@ -66,6 +66,7 @@ int32_t wait(List* list, int32_t slot_id, LmiStepResults* results) {
   *results = {slot.token_ids.data(),
               slot.logprobs.data(),
               slot.num_top.data(),
+              slot.num_top.data(),  // no targets
               nullptr,
               nullptr,
               slot.num_rows,

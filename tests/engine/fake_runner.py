@@ -277,7 +277,7 @@ class FakeModel:
         num_top = sampling.settings["num_logprobs"]
         top = [(i, logprob_of(context, i)) for i in range(num_top)]
         if target >= 0:
-            step.set_result(logit_row, -1, logprob_of(context, target), top)
+            step.set_result(logit_row, -1, logprob_of(context, target), top, target + 1)
             return
         position = int(step.view("sample_positions")[logit_row])
         token = next_token(context, position, sampling, masked)

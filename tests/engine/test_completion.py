@@ -41,9 +41,14 @@ def test_chats_go_through_the_template() -> None:
         assert engine.complete_sync(question, max_new_tokens=3).text != "The owl likes"
 
 
-def test_ranks_of_a_prompts_tokens_are_among_all() -> None:
+@pytest.mark.parametrize("device", ["cpu", "torch-cpu"])
+def test_ranks_of_a_prompts_tokens_are_among_all(device: Any) -> None:
     """However many of the likeliest are asked for."""
-    config = EngineConfig(model=DEMO_MODEL, max_logprobs=2048)
+    if device != "cpu":
+        pytest.importorskip("torch")
+    config = EngineConfig(
+        model=DEMO_MODEL, max_logprobs=2048, device=device, deterministic=device != "cpu"
+    )
     prompt = "The owl likes honey; who likes 7 + 5?"
 
     async def run() -> None:

@@ -234,7 +234,7 @@ def test_logprobs_of_output_and_prompt() -> None:
         assert head.prompt[0].logprob is None
         for i, token in enumerate(head.prompt[1:], start=1):
             assert token.logprob == logprob_of(PROMPT[:i], PROMPT[i])
-            assert token.rank == (PROMPT[i] + 1 if PROMPT[i] < 3 else None)
+            assert token.rank == PROMPT[i] + 1
             assert [(t.token_id, t.logprob) for t in token.top] == [
                 (j, logprob_of(PROMPT[:i], j)) for j in range(3)
             ]

@@ -363,6 +363,22 @@ def test_rows_do_not_touch_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
             assert getattr(together, name)[row, :num_top].tolist() == wanted
 
 
+def test_ranks_of_targets() -> None:
+    """As on the CPU, equals by their ids."""
+    logits = np.zeros((6, 1003), np.float32)
+    logits[:, 5] = 1.0
+    logits[3] = random_logits(1, 1003, seed=3)
+    logits[4, 7] = np.nan
+    sampler = Sampler(6, 1003)
+    targets = [0, 5, 1002, 77, 3]
+    for row, target in enumerate(targets):
+        sampler.add(row, -1, target_id=target)
+    sampler.add(5, 5)
+    result = sampler.run(logits)
+    rank = 1 + int(np.count_nonzero(logits[3] > logits[3, 77]))
+    assert result.target_ranks.tolist() == [2, 1, 1003, rank, 0, 0]
+
+
 def test_targets_and_rows_that_sample_nothing() -> None:
     sampler = Sampler(4, 50)
     sampler.set(2, num_logprobs=2, temperature=1.0)

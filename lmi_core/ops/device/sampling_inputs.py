@@ -32,7 +32,13 @@ class _Step(Protocol):
 
 class _Results(Protocol):
     def set_result(
-        self, row: int, token_id: int, logprob: float, top: list[tuple[int, float]], /
+        self,
+        row: int,
+        token_id: int,
+        logprob: float,
+        top: list[tuple[int, float]],
+        target_rank: int,
+        /,
     ) -> None: ...
 
 
@@ -175,6 +181,8 @@ class SamplingResults:
     top_logprobs: FloatArray
     num_top: IntArray
     """How many of them each row reports."""
+    target_ranks: IntArray
+    """The target's place among all tokens, the likeliest being 1; 0: there is none."""
 
     def replaced(self, rows: npt.NDArray[np.intp], others: SamplingResults) -> SamplingResults:
         """These, but for ``rows``, which ``others`` are."""
@@ -195,8 +203,9 @@ class SamplingResults:
     def write(self, step: _Results) -> None:
         """Into a step buffer."""
         token_ids, logprobs = self.token_ids.tolist(), self.logprobs.tolist()
+        ranks = self.target_ranks.tolist()
         for row, num_top in enumerate(self.num_top.tolist()):
             top_ids = self.top_ids[row, :num_top].tolist()
             top_logprobs = self.top_logprobs[row, :num_top].tolist()
             top = list(zip(top_ids, top_logprobs, strict=True))
-            step.set_result(row, token_ids[row], logprobs[row], top)
+            step.set_result(row, token_ids[row], logprobs[row], top, ranks[row])

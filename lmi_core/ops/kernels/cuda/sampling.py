@@ -73,9 +73,9 @@ def _sample(
     edits = [
         structs["Edits"](*(tensor.data_ptr() for tensor in uploaded[i : i + 3])) for i in (2, 5, 8)
     ]
-    results = torch.empty(3 + 2 * max_top, num_rows, dtype=torch.int32, device=logits.device)
-    top_ids = results[3 : 3 + max_top].view(num_rows, max_top)
-    top_logprobs = results[3 + max_top :].view(num_rows, max_top)
+    results = torch.empty(4 + 2 * max_top, num_rows, dtype=torch.int32, device=logits.device)
+    top_ids = results[4 : 4 + max_top].view(num_rows, max_top)
+    top_logprobs = results[4 + max_top :].view(num_rows, max_top)
     modified = torch.empty_like(logits) if is_modified else None
     library.call(
         "sample",
@@ -90,6 +90,7 @@ def _sample(
         token_ids=results[0],
         logprobs=results[1],
         num_top=results[2],
+        target_ranks=results[3],
         top_ids=top_ids,
         top_logprobs=top_logprobs,
         num_rows=num_rows,
@@ -149,6 +150,7 @@ def _unpack(max_top: int, host: npt.NDArray[np.int32]) -> SamplingResults:
         token_ids=host[0],
         logprobs=host[1].view(np.float32),
         num_top=host[2],
-        top_ids=host[3 : 3 + max_top].reshape(shape),
-        top_logprobs=host[3 + max_top :].reshape(shape).view(np.float32),
+        target_ranks=host[3],
+        top_ids=host[4 : 4 + max_top].reshape(shape),
+        top_logprobs=host[4 + max_top :].reshape(shape).view(np.float32),
     )

@@ -51,7 +51,21 @@ def sample(logits: Tensor, inputs: SamplingInputs, *, is_by_row: bool = False) -
     num_most = min(int(inputs.num_top.max(initial=0)), logits.shape[1])
     _, top_ids = in_order(logits, num_most)
     top_logprobs = logits.gather(1, top_ids) - plain_mass.unsqueeze(1)
-    return _pack(token_ids, logprobs, top_ids, top_logprobs, is_valid, inputs.num_top)
+    ranks = torch.where(is_valid, _ranks(logits, inputs.target_ids), 0)
+    return _pack(token_ids, logprobs, top_ids, top_logprobs, is_valid, ranks, inputs.num_top)
+
+
+def _ranks(logits: Tensor, target_ids: npt.NDArray[np.int32]) -> Tensor:
+    """[L]: the places of targets, from 1, lower ids first among equals; 0: a row has none."""
+    ranks = torch.zeros(len(logits), dtype=torch.int32, device=logits.device)
+    rows = np.flatnonzero(target_ids >= 0)
+    if len(rows):
+        at, targets = _to(rows, logits), _column(target_ids, rows, logits).long()
+        others = logits[at]
+        own, ids = others.gather(1, targets), torch.arange(logits.shape[1], device=logits.device)
+        is_before = (others > own) | (others == own) & (ids <= targets)
+        ranks[at] = is_before.sum(-1, dtype=torch.int32)
+    return ranks
 
 
 def in_order(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -224,22 +238,24 @@ def _pack(
     top_ids: Tensor,
     top_logprobs: Tensor,
     is_valid: Tensor,
+    ranks: Tensor,
     num_top: npt.NDArray[np.int32],
 ) -> PendingResults:
     """Everything in one tensor, for one copy."""
-    columns = [token_ids.unsqueeze(1), is_valid.unsqueeze(1), top_ids]
+    columns = [*(each.unsqueeze(1) for each in (token_ids, is_valid, ranks)), top_ids]
     floats = torch.cat([logprobs.unsqueeze(1), top_logprobs], dim=1).float().view(torch.int32)
     packed = torch.cat([*(column.int() for column in columns), floats], dim=1)
     num_most = top_ids.shape[1]
 
     def unpack(host: npt.NDArray[np.int32]) -> SamplingResults:
-        values = np.ascontiguousarray(host[:, 2 + num_most :]).view(np.float32)
+        values = np.ascontiguousarray(host[:, 3 + num_most :]).view(np.float32)
         return SamplingResults(
             token_ids=host[:, 0],
             logprobs=values[:, 0],
-            top_ids=host[:, 2 : 2 + num_most],
+            top_ids=host[:, 3 : 3 + num_most],
             top_logprobs=values[:, 1:],
             num_top=np.where(host[:, 1] != 0, np.minimum(num_top, num_most), 0).astype(np.int32),
+            target_ranks=host[:, 2],
         )
 
     return PendingResults(token_ids, packed, unpack)
