@@ -331,7 +331,7 @@ def _common_headers(
         headers.update(access.cors_headers(request.headers, for_any=for_any))
         loaded = request[MODEL].loaded if MODEL in request else None
         if loaded is not None and response.status == 200 and request.method == "POST":
-            headers.update(load_report(request.headers, loaded.backend.stats()))
+            headers.update(load_report(request.headers, loaded.backend))
         if meter is not None:
             headers[models.options.request_id_header] = meter.request_id
         if ignored := request.get(IGNORED):
