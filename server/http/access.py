@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hmac
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from aiohttp import web
 
@@ -104,12 +104,11 @@ class Access:
         known = (each for each in self._tenants if each.name == tenant)
         return next(known, Tenant(NO_LIMITS, tenant, name=tenant)).owned(request)
 
-    def cors_headers(self, headers: Mapping[str, str], *, for_any: bool = False) -> dict[str, str]:
-        """What the answer to a request with these headers has to say about its origin.
+    def cors_headers(self, origin: str, *, for_any: bool) -> dict[str, str]:
+        """What the answer to a page of an origin has to say about that.
 
         ``for_any``: without configured origins any may call."""
-        origin = headers.get("Origin")
-        if origin is None or not (self._origins or for_any):
+        if not (self._origins or for_any):
             return {}
         if "*" in self._origins or not self._origins:
             return {"Access-Control-Allow-Origin": "*"}

@@ -321,14 +321,16 @@ def _common_headers(
     async def add(request: web.Request, response: web.StreamResponse) -> None:
         meter = request.get(METER)
         headers = response.headers
-        if isinstance(response, Refused) and meter is not None and "Origin" not in request.headers:
+        origin = request.headers.get("Origin")
+        if isinstance(response, Refused) and meter is not None and origin is None:
             headers[models.options.request_id_header] = meter.request_id
             return
         for name, value in table.of(request.path).headers.items():
             headers.setdefault(name, value)
         headers["Server"] = SERVER
-        for_any = _is_for_any_origin(models, table, request)
-        headers.update(access.cors_headers(request.headers, for_any=for_any))
+        if origin is not None:
+            for_any = _is_for_any_origin(models, table, request)
+            headers.update(access.cors_headers(origin, for_any=for_any))
         loaded = request[MODEL].loaded if MODEL in request else None
         if loaded is not None and response.status == 200 and request.method == "POST":
             headers.update(load_report(request.headers, loaded.backend))
