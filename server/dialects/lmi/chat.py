@@ -22,7 +22,6 @@ from lmi_server.dialects.openai.chat_schema import (
     tools_of,
 )
 from lmi_server.dialects.openai.chat_tools import AnswerForm
-from lmi_server.dialects.openai.output import Answer
 from lmi_server.dialects.openai.schema import WITHIN
 from lmi_server.dialects.unknown_fields import report_unknown, unknown_fields
 
@@ -95,13 +94,11 @@ def _renderer(
     num_choices: int,
     form: AnswerForm | None,
 ) -> Renderer:
-    answer = Answer(
+    answer = chat.answer(
         id=answer_id,
         model=model_name,
         num_choices=num_choices,
         logprobs=bool(chat.logprobs),
-        usage=chat.includes_usage,
-        extras=chat.extras,
         compact=False,
         error=error_body,
     )

@@ -26,7 +26,6 @@ from lmi_server.dialects.openai.completion_schema import (
     prompts_of,
     with_suffix,
 )
-from lmi_server.dialects.openai.output import Answer
 from lmi_server.dialects.openai.schema import WITHIN
 from lmi_server.dialects.unknown_fields import report_unknown, unknown_fields
 
@@ -45,15 +44,13 @@ def parse_completion(
     prompts = prompts_of(body)
     whole = with_suffix(prompts, body.suffix, infill)
     params = completion_sampling_params(body)
-    answer = Answer(
+    answer = body.answer(
         id=f"cmpl-{call.request_id}",
         model=adapter or model_name,
         error=error_body,
         num_choices=body.num_choices,
         num_prompts=len(prompts),
         logprobs=body.logprobs is not None,
-        usage=body.includes_usage,
-        extras=body.extras,
         compact=False,
     )
     echo = None

@@ -123,7 +123,7 @@ class ChatRenderer(Renderer):
             "logprobs": {"content": content} if self._answer.logprobs else None,
             "finish_reason": choice.finish_reason,
         }
-        if self._answer.extras.token_ids:
+        if self._answer.token_ids:
             shown["token_ids"] = choice.token_ids
         return shown
 
@@ -147,9 +147,7 @@ class ChatLinesRenderer(Renderer):
         self._before = before
         self._hides_reasoning = form is not None and not form.shows_reasoning
         self._prompt: Sequence[PromptToken] | None = None
-        self._is_plain = not (
-            answer.logprobs or answer.extras.token_ids or answer.extras.usage_in_chunks
-        )
+        self._is_plain = not (answer.logprobs or answer.token_ids or answer.usage_in_chunks)
         self._has_begun = [False] * answer.num_choices
         self._usage = Usage()
         self._parsers = [form.parser() for _ in range(answer.num_choices)] if form else []
@@ -237,7 +235,7 @@ class ChatLinesRenderer(Renderer):
         finish: str | None = None,
     ) -> dict[str, Any]:
         """``event``: whose log-probability to report, if asked for."""
-        answer, extras = self._answer, self._answer.extras
+        answer = self._answer
         told = None if event is None or event.token_id < 0 else event
         logprobs = None
         if answer.logprobs and told:
@@ -250,12 +248,12 @@ class ChatLinesRenderer(Renderer):
         }
         chunk: dict[str, Any] = answer.head("chat.completion.chunk")
         chunk["choices"] = [shown]
-        if extras.token_ids:
+        if answer.token_ids:
             shown["token_ids"] = [told.token_id] if told else []
             if self._prompt is not None:
                 chunk |= answer.prompt_fields(self._prompt)
                 self._prompt = None
-        if extras.usage_in_chunks:
+        if answer.usage_in_chunks:
             chunk["usage"] = self._usage.render()
         elif answer.usage:
             chunk["usage"] = None

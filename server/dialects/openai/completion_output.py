@@ -226,7 +226,7 @@ class _Collector:
             "logprobs": logprobs.render() if self.answer.logprobs else None,
             "finish_reason": choice.finish_reason,
         }
-        if self.answer.extras.token_ids:
+        if self.answer.token_ids:
             shown["token_ids"], choice.token_ids = choice.token_ids, []
         if choice.tells_prompt:
             choice.tells_prompt = False
@@ -279,8 +279,7 @@ class CompletionLinesRenderer(Renderer):
         self._answer = answer
         self._collector = _Collector(answer, echo, answer.num_choices)
         self._usage = self._collector.usage
-        extras = answer.extras
-        self._is_plain = not (answer.logprobs or echo or extras.token_ids or extras.usage_in_chunks)
+        self._is_plain = not (answer.logprobs or echo or answer.token_ids or answer.usage_in_chunks)
         self._templates = [
             self._template(number) for number in range(answer.num_prompts * answer.num_choices)
         ]
@@ -331,7 +330,7 @@ class CompletionLinesRenderer(Renderer):
         self, choices: list[dict[str, Any]], usage: dict[str, Any] | None = None
     ) -> dict[str, Any]:
         chunk = {**self._answer.head(_KIND), "choices": choices}
-        if self._answer.extras.usage_in_chunks:
+        if self._answer.usage_in_chunks:
             chunk["usage"] = self._usage.render()
         elif self._answer.usage:
             chunk["usage"] = usage

@@ -153,15 +153,13 @@ class OpenAIProtocol:
     def _answer(
         self, answer_id: str, body: OpenAIBody, num_prompts: int, logprobs: int | None
     ) -> Answer:
-        return Answer(
+        return body.answer(
             id=answer_id,
             model=body.model or self._model_name,
             error=error_body,
             num_choices=body.num_choices,
             num_prompts=num_prompts,
             logprobs=logprobs is not None,
-            usage=body.includes_usage,
-            extras=body.extras,
             has_prompt_logprobs=not body.stream,
             fingerprint=self._fingerprint(),
         )

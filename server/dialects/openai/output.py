@@ -26,20 +26,6 @@ TEXT = "TEXT"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Extras:
-    """What open servers add to OpenAI's objects where a request asks for it."""
-
-    token_ids: bool = False
-    """Choices name the ids of their tokens, and once those of the prompt."""
-    tokens_as_ids: bool = False
-    """Log-probabilities call tokens ``token_id:`` and the id, since texts may be ambiguous."""
-    prompt_logprobs: int | None = None
-    """Per prompt token its own log-probability and so many of the likeliest; -1: all reported."""
-    usage_in_chunks: bool = False
-    """Every chunk has the counts so far."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """What is the same in every object of one response."""
 
@@ -53,7 +39,14 @@ class Answer:
     logprobs: bool = False
     usage: bool = False
     """Streams end with an object with the counts."""
-    extras: Extras = field(default_factory=Extras)
+    usage_in_chunks: bool = False
+    """Every chunk has the counts so far."""
+    token_ids: bool = False
+    """Choices name the ids of their tokens, and once those of the prompt."""
+    tokens_as_ids: bool = False
+    """Log-probabilities call tokens ``token_id:`` and the id, since texts may be ambiguous."""
+    prompt_logprobs: int | None = None
+    """Per prompt token its own log-probability and so many of the likeliest; -1: all reported."""
     has_prompt_logprobs: bool = False
     """Whole answers have the field ``prompt_logprobs``, null if it wasn't asked for."""
     compact: bool = True
@@ -72,14 +65,14 @@ class Answer:
 
     def name_of(self, token_id: int, text: str) -> str:
         """The same of a token's id and text."""
-        return f"token_id:{token_id}" if self.extras.tokens_as_ids else text
+        return f"token_id:{token_id}" if self.tokens_as_ids else text
 
     def prompt_fields(self, prompt: Sequence[PromptToken] | None) -> dict[str, Any]:
         """What a whole answer says of the tokens of a prompt, as far as it was asked for."""
         fields: dict[str, Any] = {}
-        if self.extras.token_ids:
+        if self.token_ids:
             fields["prompt_token_ids"] = _ids_of(prompt or ())
-        num_top = self.extras.prompt_logprobs
+        num_top = self.prompt_logprobs
         if num_top is not None:
             fields["prompt_logprobs"] = [_prompt_scores(token, num_top) for token in prompt or ()]
         elif self.has_prompt_logprobs:

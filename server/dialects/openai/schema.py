@@ -16,7 +16,7 @@ from lmi_core.errors import UserError
 from lmi_core.structured.grammar import Grammar
 from lmi_server.dialects.grammar_fields import GUIDED_FIELDS, RESPONSE_FORMAT, grammar_of
 from lmi_server.dialects.logit_bias import logit_bias
-from lmi_server.dialects.openai.output import Extras
+from lmi_server.dialects.openai.output import Answer
 from lmi_server.dialects.unknown_fields import shape
 
 _TEMPERATURE_MAX = 2.0
@@ -114,21 +114,16 @@ class OpenAIBody(msgspec.Struct, frozen=True, kw_only=True):
             return self.best_of or self.num_choices
         return self.num_beams or 1
 
-    @property
-    def includes_usage(self) -> bool:
-        return bool(self.stream_options and self.stream_options.include_usage)
-
-    @property
-    def extras(self) -> Extras:
-        """What the answer has besides OpenAI's fields."""
-        options = self.stream_options
-        return Extras(
+    def answer(self, **others: Any) -> Answer:
+        """What its answer's objects share; ``others``: what doesn't follow from the body alone."""
+        options = self.stream_options or StreamOptions()
+        return Answer(
+            usage=bool(options.include_usage),
+            usage_in_chunks=bool(options.include_usage and options.continuous_usage_stats),
             token_ids=bool(self.return_token_ids),
             tokens_as_ids=bool(self.return_tokens_as_token_ids),
             prompt_logprobs=self.prompt_logprobs,
-            usage_in_chunks=bool(
-                options and options.include_usage and options.continuous_usage_stats
-            ),
+            **others,
         )
 
     @property
