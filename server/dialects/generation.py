@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -11,7 +12,7 @@ from aiohttp import web
 
 from lmi_core.errors import UserError
 from lmi_server.dialects.base import Call, HttpError, ParsedCall
-from lmi_server.dialects.large_bodies import ParseBody, decoded
+from lmi_server.dialects.large_bodies import decoded
 from lmi_server.dialects.unknown_fields import IGNORED, collect_ignored, refuse_ignored
 from lmi_server.http.metrics import METER
 from lmi_server.http.properties import request_properties
@@ -37,7 +38,13 @@ async def parse_call(
     model: LoadedModel, parse: Parse, call: Call, *, beside: bytes = b""
 ) -> ParsedCall:
     """What a call asks for; ``beside``: JSON that is decoded with its body."""
-    return await decoded(ParseBody(parse, call), call.body, model, beside=beside)
+    decode = partial(_parse_body, parse, replace(call, body=b""))
+    return await decoded(decode, call.body, model, beside=beside)
+
+
+def _parse_body(parse: Parse, call: Call, body: bytes) -> ParsedCall:
+    """What a call asks for whose body comes beside it."""
+    return parse(replace(call, body=body))
 
 
 async def read_known(
@@ -69,7 +76,7 @@ async def generate_with(
             body=await model.admission.read_body(request),
             content_type=request.headers.get("Content-Type", ""),
             headers=request_properties(request.headers),
-            query=request.query,
+            query=dict(request.query),  # which can be pickled
         )
         if read is None:
             return await _run(request, model, await parse(call))

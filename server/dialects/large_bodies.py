@@ -21,7 +21,7 @@ from lmi_core.sandbox.pool import Limits, shared_pool
 from lmi_core.text.metered_template import CostlyTemplateError, metered
 from lmi_core.text.prompt_errors import prompt_too_long
 from lmi_core.text.tokenizer import Tokenizer
-from lmi_server.dialects.base import Call, ParsedCall
+from lmi_server.dialects.base import ParsedCall
 from lmi_server.dialects.unknown_fields import collect_ignored, note_ignored
 from lmi_server.models.backend import Generates, Tokenizes
 from lmi_server.models.loaded_model import LoadedModel
@@ -125,22 +125,6 @@ def _limits(num_bytes: int, num_beside: int = 0) -> Limits:
         memory_bytes=min(memory_bytes, _MAX_MEMORY_BYTES),
         result_bytes=_MAX_RESULT_BYTES,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class ParseBody:
-    """``parse`` of a call, as a function of its body."""
-
-    parse: Callable[[Call], ParsedCall]
-    call: Call
-
-    def __call__(self, body: bytes) -> ParsedCall:
-        return self.parse(replace(self.call, body=body))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        call = self.call
-        query = {name: call.query[name] for name in call.query}  # of a kind that can't be pickled
-        return ParseBody, (self.parse, replace(call, body=b"", query=query))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
