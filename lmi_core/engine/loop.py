@@ -48,21 +48,12 @@ LATE_SHARE, LEAD_STRIDE = 0.01, 0.1
 submitted when one did."""
 
 
-class _Lead:
-    """How early to submit, learned, since on some machines the times of steps spread by a tenth: a
-    quantile followed by small steps, up for each that was late and down for each that wasn't."""
-
-    def __init__(self) -> None:
-        self._part = LEAD_PART
-
-    def due_s(self, begun_s: float, took_s: float) -> float:
-        """When to submit behind a step."""
-        return begun_s + (1.0 - self._part) * took_s - LEAD_S
-
-    def note(self, *, is_late: bool) -> None:
-        """The step before had ended when the next was submitted, or hadn't."""
-        change = LEAD_STRIDE * ((1.0 if is_late else 0.0) - LATE_SHARE)
-        self._part = min(max(self._part + change, 0.0), 1.0)
+def next_lead(lead: float, *, is_late: bool) -> float:
+    """How early to submit, as a part of a step, learned, since on some machines the times of steps
+    spread by a tenth: a quantile followed by small steps, up for each that was late, which is where
+    the step before had ended, and down for each that wasn't."""
+    change = LEAD_STRIDE * ((1.0 if is_late else 0.0) - LATE_SHARE)
+    return min(max(lead + change, 0.0), 1.0)
 
 
 class StepLoop:
@@ -97,7 +88,7 @@ class StepLoop:
         self._wake = asyncio.Event()
         self._is_held = False
         self._in_flight: deque[Plan] = deque()
-        self._lead = _Lead()
+        self._lead = LEAD_PART
         self._completed_s = 0.0
         """When the last step completed."""
         self.is_healthy = True
@@ -171,7 +162,8 @@ class StepLoop:
                 if wanted := [each.mask for each in following.held if each.is_wanted()]:
                     self._masks.fill(wanted)
                 ended_s = submitted.step.finished_ns * 1e-9
-                self._lead.note(is_late=following.submitted_s > ended_s > 0.0)
+                is_late = following.submitted_s > ended_s > 0.0
+                self._lead = next_lead(self._lead, is_late=is_late)
             if following is not None and committed is None:
                 await following.done  # it read what the failed step should have written
                 self._scheduler.drop(following)
@@ -251,7 +243,7 @@ class StepLoop:
         if took_s > MAX_AHEAD_S or not self._runner.info.runs_ahead:
             return math.inf
         begun_s = max(submitted.submitted_s, self._completed_s)
-        return self._lead.due_s(begun_s, took_s) - time.monotonic()
+        return begun_s + (1.0 - self._lead) * took_s - LEAD_S - time.monotonic()
 
     async def _is_nearly_done(self, submitted: Plan) -> bool:
         """Wait until it is time for the step behind; False if there is none to come."""
@@ -262,7 +254,7 @@ class StepLoop:
             return False
         is_late = submitted.done.done()
         if is_late:
-            self._lead.note(is_late=True)
+            self._lead = next_lead(self._lead, is_late=True)
         return not is_late
 
     def _submit_chain(self, plan: Plan) -> None:

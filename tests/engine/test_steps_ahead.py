@@ -197,11 +197,11 @@ def test_seldom_is_a_step_submitted_too_late() -> None:
     """Whether steps take nearly always as long as thought or half as long at times."""
     for spread in (0.0, 0.05, 0.5):
         rng = random.Random(1)
-        lead = loop._Lead()
-        num_late, early_s = 0, 0.0
+        lead, num_late, early_s = loop.LEAD_PART, 0, 0.0
         for _ in range(4000):
-            due_s, ends_s = lead.due_s(0.0, 0.1), 0.1 * (1.0 - spread * rng.random())
-            lead.note(is_late=due_s > ends_s)
+            due_s = (1.0 - lead) * 0.1 - loop.LEAD_S
+            ends_s = 0.1 * (1.0 - spread * rng.random())
+            lead = loop.next_lead(lead, is_late=due_s > ends_s)
             num_late += due_s > ends_s
             early_s += max(ends_s - due_s, 0.0)
         assert num_late <= 1.5 * loop.LATE_SHARE * 4000
