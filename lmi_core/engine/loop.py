@@ -8,7 +8,7 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, cast
 
 from lmi_core._native import StepCosts
@@ -189,25 +189,14 @@ class StepLoop:
             if self._scheduler.has_work and not plan.failures:
                 raise EngineError("sequences wait, but none can run")
             return None
-        step = self._next_step()
-        plan.done = asyncio.get_running_loop().create_future()
-        masks: list[MissingMask] = []
-        try:
-            masks = fill(plan, step)
-            plan.submitted_s = time.monotonic()
-            self._submit_chain(plan)
-            if plan.wants_states:
-                cast(StatesRunner, self._runner).submit_with_states(step)
-            else:
-                self._runner.submit(step)
-            self._in_flight.append(plan)
-        except Exception as error:
-            _drop(masks)
-            _log.exception("a step couldn't be submitted")
+        runner = self._runner
+        submit = runner.submit
+        if plan.wants_states:
+            submit = cast(StatesRunner, runner).submit_with_states
+        error = self._submit(plan, fill, submit)
+        if error is not None:
             self._fail(plan, str(error))
-            return None
-        self._masks.fill(masks)
-        return plan
+        return plan if error is None else None
 
     def _submit_ahead(self, submitted: Plan) -> Plan | None:
         """Submit what follows a step in flight, if it can be known and is worth it."""
@@ -218,24 +207,40 @@ class StepLoop:
         if plan is None:
             return None
         self._fail_requests(plan.failures, "planning a step for the request failed")
+        runner = cast(AheadRunner, self._runner)
+        submit = lambda step: runner.submit_ahead(step, plan.logit_rows)  # noqa: E731
+        if self._submit(plan, ahead.fill, submit) is None:
+            return plan
+        self._next_buffer = (self._next_buffer - 1) % len(runner.steps)
+        ahead.cancel(plan)
+        return None
+
+    def _submit(
+        self,
+        plan: Plan,
+        fill: Callable[[Plan, Step], list[MissingMask]],
+        submit: Callable[[Step], None],
+    ) -> Exception | None:
+        """Write the plan into the next buffer and hand that over, behind the plan's drafts; returns
+        why that failed."""
         step = self._next_step()
         plan.done = asyncio.get_running_loop().create_future()
         masks: list[MissingMask] = []
         try:
-            masks = ahead.fill(plan, step)
+            masks = fill(plan, step)
             plan.submitted_s = time.monotonic()
-            self._submit_chain(plan)
-            cast(AheadRunner, self._runner).submit_ahead(step, plan.logit_rows)
-            self._in_flight.append(plan)
-        except Exception:
-            _drop(masks)
-            _log.exception("a step couldn't be submitted before the last one completed")
-            self._next_buffer = (self._next_buffer - 1) % len(self._runner.steps)
-            ahead.cancel(plan)
-            return None
-        self._masks.hold([each.mask for each in plan.held])
-        self._masks.fill(masks)
-        return plan
+            if plan.chain is not None:
+                cast(DraftingRunner, self._runner).drafter.submit(plan.chain.steps)
+            submit(step)
+        except Exception as error:
+            _log.exception("a step couldn't be submitted")
+            for mask in masks:  # the chain may have been submitted, and waits for them
+                mask.settle(None, None)
+            return error
+        self._in_flight.append(plan)
+        if masks or plan.held:
+            self._masks.fill(masks, held=[each.mask for each in plan.held])
+        return None
 
     def _left_s(self, submitted: Plan) -> float:
         """Until it is time for the step behind; infinite: there is to be none."""
@@ -256,10 +261,6 @@ class StepLoop:
         if is_late:
             self._lead = next_lead(self._lead, is_late=True)
         return not is_late
-
-    def _submit_chain(self, plan: Plan) -> None:
-        if plan.chain is not None:
-            cast(DraftingRunner, self._runner).drafter.submit(plan.chain.steps)
 
     def _next_step(self) -> Step:
         steps = self._runner.steps
@@ -349,9 +350,3 @@ class StepLoop:
         """End every request; queues and blocks may be inconsistent and aren't touched any more."""
         self.is_healthy = False
         self._delivery.fail_all(EngineError(f"the engine's loop failed: {error}"))
-
-
-def _drop(masks: Iterable[MissingMask]) -> None:
-    """Of a step that wasn't submitted: a chain before it may have been, and waits for them."""
-    for mask in masks:
-        mask.settle(None, None)

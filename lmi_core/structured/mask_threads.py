@@ -127,8 +127,10 @@ class MaskThreads:
         self._held: Sequence[MissingMask] = ()
         self._timer: asyncio.TimerHandle | None = None
 
-    def fill(self, missing: Sequence[MissingMask]) -> None:
-        """Begin to fill; each is settled in the end, whatever happens."""
+    def fill(self, missing: Sequence[MissingMask], held: Sequence[MissingMask] = ()) -> None:
+        """Begin to fill; each is settled in the end, whatever happens. From now on those are
+        ``held`` that the caller settles, or has filled in time, or that ``close`` drops."""
+        self._held = held
         self._missing = [*(one for one in self._missing if not one.is_settled), *missing]
         queued = [one for one in missing if not one.needs_thread]
         try:
@@ -148,10 +150,6 @@ class MaskThreads:
             self._queue.put(one)
         if missing and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(_CHECK_S, self._check)
-
-    def hold(self, missing: Sequence[MissingMask]) -> None:
-        """These are settled by the caller, or filled in time, or dropped by ``close``."""
-        self._held = missing
 
     def close(self) -> None:
         """Let the threads end, and steps in flight, whose results are dropped. Idempotent."""
