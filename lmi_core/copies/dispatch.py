@@ -12,8 +12,8 @@ from lmi_core.copies.autoscale import Demand
 from lmi_core.copies.open_request import OpenRequest
 from lmi_core.copies.outbox import Batch
 from lmi_core.copies.router import Router
-from lmi_core.engine.deadlines import waited_too_long
 from lmi_core.engine.handover import Handover
+from lmi_core.engine.intake import waited_too_long
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.errors import EngineError
 from lmi_core.runners.runner import RunnerInfo

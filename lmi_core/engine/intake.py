@@ -302,6 +302,15 @@ def check_room(
     )
 
 
+def waited_too_long(waited_s: float, most_s: float | None) -> CapacityError:
+    """What a request ends with that nobody began in time."""
+    return CapacityError(
+        f"the request waited {waited_s:.3g} s for its turn, and may wait {most_s:g} "
+        "(max_queue_s); retry later, or allow more",
+        retry_after_s=1.0,
+    )
+
+
 def check_num_tokens(
     num_prompt_tokens: int,
     num_choices: int,

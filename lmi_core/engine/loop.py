@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, cast
 
 from lmi_core._native import StepCosts
 from lmi_core.engine.commit import Commit
-from lmi_core.engine.deadlines import waited_too_long
 from lmi_core.engine.delivery import Delivery
+from lmi_core.engine.intake import waited_too_long
 from lmi_core.engine.plan import Plan
 from lmi_core.engine.scheduler import Scheduler
 from lmi_core.engine.sequence import ActiveRequest, Sequence

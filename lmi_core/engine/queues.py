@@ -8,11 +8,13 @@ that are there. So nobody saves up, and what one doesn't use, others get.
 
 from __future__ import annotations
 
+import heapq
+import itertools
 from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from lmi_core.engine.sequence import Sequence, SequenceState
+from lmi_core.engine.sequence import ActiveRequest, Sequence, SequenceState
 
 _GENERATED = 2.0
 """A generated token in tokens of a prompt: a row of 32 takes about twice a prompt's."""
@@ -24,8 +26,11 @@ _BY_KEY: Callable[[Sequence], tuple[int, int, int]] = lambda sequence: sequence.
 
 
 class Queues:
-    """Waiting and running sequences, both in the order of their keys, and what tenants were served,
-    which counts while several have something open, and costs nothing while one has."""
+    """Waiting and running sequences, both in the order of their keys, until when requests may wait,
+    and what tenants were served, which counts while several have something open, and costs nothing
+    while one has.
+
+    Has no clock: callers say what time it is, in the seconds of ``ActiveRequest.arrival_s``."""
 
     def __init__(self) -> None:
         self.waiting: list[Sequence] = []
@@ -38,6 +43,9 @@ class Queues:
         """Sequences, of tenants that have some."""
         self._served: dict[str, float] = {}
         self._light: frozenset[str] = frozenset()
+        self._deadlines: list[tuple[float, int, ActiveRequest]] = []
+        """A heap."""
+        self._numbers = itertools.count()
 
     def wait(self, sequence: Sequence) -> None:
         """Queue a new or preempted sequence."""
@@ -67,6 +75,25 @@ class Queues:
             self.leave(sequence)
         sequence.state = SequenceState.RUNNING
         insort(self.running, sequence, key=_BY_KEY)
+
+    def limit(self, request: ActiveRequest) -> None:
+        """Have a request begun in time, if it can't wait as long as it takes."""
+        if request.deadline_s is not None:
+            heapq.heappush(self._deadlines, (request.deadline_s, next(self._numbers), request))
+
+    def is_due(self, now_s: float) -> bool:
+        """Whether ``take_due`` has any."""
+        heap = self._deadlines
+        while heap and not heap[0][2].is_waiting:
+            heapq.heappop(heap)
+        return bool(heap) and heap[0][0] <= now_s
+
+    def take_due(self, now_s: float) -> list[ActiveRequest]:
+        """Requests that have waited to the end, each once."""
+        due = []
+        while self.is_due(now_s):
+            due.append(heapq.heappop(self._deadlines)[2])
+        return due
 
     @property
     def are_contested(self) -> bool:

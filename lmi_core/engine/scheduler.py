@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from lmi_core.engine.commit import Commit, Output, PromptChunk
-from lmi_core.engine.deadlines import Deadlines
 from lmi_core.engine.decoding import take_plain
 from lmi_core.engine.kv_memory import KvMemory
 from lmi_core.engine.paged_policy import PagedPolicy
@@ -37,8 +36,7 @@ class Scheduler:
         self._policy = policy
         self._speculation = speculation
         self._searches = SearchMoves(self.queues, memory, self._preempt)
-        self._deadlines = Deadlines()
-        self.ahead = StepsAhead(memory, policy, self._deadlines, speculation)
+        self.ahead = StepsAhead(memory, policy, speculation)
         self.num_preemptions = 0
         self.num_restoring = 0
         """Sequences that are RESTORING."""
@@ -67,7 +65,7 @@ class Scheduler:
         has_output = any(sequence.num_generated for sequence in request.sequences)
         self.queues.open(left)
         if not (is_restoring and request.is_impatient):
-            self._deadlines.add(request)
+            self.queues.limit(request)
         for i, sequence in enumerate(left):
             if request.adapter is not None:
                 request.adapter.acquire()
@@ -86,14 +84,14 @@ class Scheduler:
             self.num_restoring -= 1
             self.queues.wait(first)
             if request.is_impatient:
-                self._deadlines.add(request)
+                self.queues.limit(request)
 
     def plan(self, now_s: float) -> Plan:
         """Decide the next step; empty when nothing can run. ``now_s``: for those that may wait only
         so long, as ``arrival_s`` counts."""
         plan = self._policy.plan()
         # Who begins with this step is in time: no wait at all is for those that find a place.
-        plan.expired = self._deadlines.take_due(now_s)
+        plan.expired = self.queues.take_due(now_s)
         for request in plan.expired:
             self.finish_all(request.sequences)
         searching = [s for s in plan.sequences if s.request.search is not None]

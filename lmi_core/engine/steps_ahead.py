@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from lmi_core.engine.deadlines import Deadlines
 from lmi_core.engine.decoding import going_on, lacking_room
 from lmi_core.engine.kv_memory import KvMemory
 from lmi_core.engine.paged_policy import PagedPolicy
@@ -33,13 +32,11 @@ class StepsAhead:
         self,
         memory: KvMemory,
         policy: PagedPolicy,
-        deadlines: Deadlines,
         speculation: Speculation | None,
     ) -> None:
         self._queues = policy.queues
         self._memory = memory
         self._policy = policy
-        self._deadlines = deadlines
         self._speculation = speculation
         self._is_for_decoding = speculation is not None and speculation.has_heads
         """Heads go on from what a step behind takes the place of, also of a prompt's end."""
@@ -49,7 +46,7 @@ class StepsAhead:
         second step: they need the results of theirs. None where results or the place of somebody
         who runs may matter."""
         queues = self._queues
-        if queues.waiting and (self._policy.preempts() or self._deadlines.is_due(now_s)):
+        if queues.waiting and (self._policy.preempts() or queues.is_due(now_s)):
             return None
         behind = going_on(plan.sequences)
         if behind is None:
