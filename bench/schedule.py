@@ -251,7 +251,8 @@ class Simulation:
         self.num_steps += 1
         for row in range(step.num_logit_rows):
             step.set_result(row, self._rng.randrange(_VOCAB_SIZE), 0.0)
-        for output in self.scheduler.commit(plan).outputs:
+        self.scheduler.commit(plan)
+        for output in plan.outputs:
             request = output.sequence.request
             i, served = self._open[request]
             served.tokens_s.append(self.now_s)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from lmi_core.engine.commit import Output
 from lmi_core.engine.kv_memory import KvMemory
+from lmi_core.engine.plan import Output
 from lmi_core.engine.queues import Queues
 from lmi_core.engine.sequence import Sequence
 

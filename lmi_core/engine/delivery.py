@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lmi_core.engine.beam_search import BeamSearch
-from lmi_core.engine.commit import Commit, Output, PromptChunk
 from lmi_core.engine.nothing_left import why_nothing_is_left
 from lmi_core.engine.outputs import FinishReason, PromptTokens, TokenEvent, TokenLogprob
+from lmi_core.engine.plan import Output, Plan, PromptChunk
 from lmi_core.engine.ranked_tokens import Ranked
 from lmi_core.engine.scheduler import Scheduler
 from lmi_core.engine.sequence import ActiveRequest, Sequence
@@ -37,8 +37,8 @@ _RANKED_AT_ONCE = 4096
 
 
 class Delivery:
-    """Has the open requests: turns commits into events of their streams, while the next step runs,
-    and tells their readers."""
+    """Has the open requests: turns committed steps into events of their streams, while the next one
+    runs, and tells their readers."""
 
     def __init__(
         self,
@@ -74,16 +74,16 @@ class Delivery:
         self.requests[request.request_id] = request
         self.num_prompt_tokens += request.num_prompt_tokens
 
-    async def deliver(self, commit: Commit) -> None:
+    async def deliver(self, plan: Plan) -> None:
         """Put the events of one step. Where they name many likely tokens, readers are told of some
         of them at a time, and whoever has ended meanwhile gets no more."""
-        step, now_s = commit.step, commit.completed_s
-        for chunk in commit.prompt_chunks:
+        step, now_s = plan.step, plan.completed_s
+        for chunk in plan.prompt_chunks:
             await self._collect_prompt(chunk, step)
         touched: dict[ActiveRequest, None] = {}
         intervals_s: list[float] = []
         open_requests = self.requests
-        for output in commit.outputs:
+        for output in plan.outputs:
             if self._num_ranked >= _RANKED_AT_ONCE:
                 self.tell(touched, at_once=True)
                 touched.clear()
@@ -98,18 +98,18 @@ class Delivery:
             except Exception as error:  # one request's text must not end the others
                 _log.exception("request %s failed in delivery", request.request_id)
                 self.fail(request, EngineError(f"delivering a token failed: {error}"))
-        for sequence in commit.pooled:
+        for sequence in plan.pooled:
             request = sequence.request
             if request.request_id in open_requests:
                 touched[request] = None
                 self._put_pooled(sequence, now_s)
-        for request in commit.searches:
+        for request in plan.searches:
             if request.request_id in open_requests:
                 touched[request] = None
                 self._put_search(request, now_s)
         self._observer.on_token_intervals(intervals_s)
         # A text's first token has no interval before it.
-        self.tell(touched, at_once=len(intervals_s) < len(commit.outputs))
+        self.tell(touched, at_once=len(intervals_s) < len(plan.outputs))
 
     def tell(self, requests: Iterable[ActiveRequest], *, at_once: bool) -> None:
         """Tell readers of a step's events, at once or with those of the next steps; ``at_once``:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence as Items
 from typing import TYPE_CHECKING
 
-from lmi_core.engine.commit import Output
 from lmi_core.engine.model_drafts import DraftChain, ModelDrafts
+from lmi_core.engine.plan import Output
 from lmi_core.engine.sequence import Sequence
 from lmi_core.runners.runner import HeadRunner
 from lmi_core.weights.formats import FloatArray

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, cast
 
 from lmi_core._native import StepCosts
-from lmi_core.engine.commit import Commit
 from lmi_core.engine.delivery import Delivery
 from lmi_core.engine.intake import waited_too_long
 from lmi_core.engine.plan import Plan
@@ -139,7 +138,7 @@ class StepLoop:
         """As the plain loop, but events of a step are handed out while the next one runs, and where
         these don't matter, that one is submitted shortly before the last one's tokens are known."""
         submitted: Plan | None = None
-        committed: Commit | None = None
+        committed: Plan | None = None
         while submitted is not None or committed is not None or await self._has_work():
             if submitted is None and not self._is_held:
                 submitted = self._submit_next()
@@ -274,10 +273,10 @@ class StepLoop:
             if not done.done():
                 done.set_result(None)
 
-    def _commit(self, plan: Plan) -> Commit | None:
-        """Take over a completed step; None if it failed."""
+    def _commit(self, plan: Plan) -> Plan | None:
+        """Take over a completed step, and return it; None if it failed."""
         step, submitted_s = plan.step, plan.submitted_s
-        completed_s = time.monotonic()
+        completed_s = plan.completed_s = time.monotonic()
         # A step that was submitted ahead began when the one before it had ended.
         seconds = completed_s - max(submitted_s, self._completed_s)
         if submitted_s < self._completed_s:
@@ -295,18 +294,17 @@ class StepLoop:
             rows = cast(PoolingRunner, self._runner).pooled_rows(step)
         elif plan.wants_states:
             rows = cast(StatesRunner, self._runner).states(step)
-        commit = self._scheduler.commit(plan, rows)
+        self._scheduler.commit(plan, rows)
         if self._runner.info.has_draft_heads and not self._in_flight and not plan.wants_states:
-            self._scheduler.keep_states(commit, cast(HeadsRunner, self._runner).head_rows(step))
-        self._fail_requests(commit.failures, "taking over the request's step failed")
+            self._scheduler.keep_states(plan, cast(HeadsRunner, self._runner).head_rows(step))
+        self._fail_requests(plan.failures, "taking over the request's step failed")
         if self._check_integrity:
             self._scheduler.check_integrity()
-        commit.completed_s = completed_s
-        return commit
+        return plan
 
-    async def _deliver(self, commit: Commit) -> None:
+    async def _deliver(self, plan: Plan) -> None:
         """What the next step needn't wait for."""
-        await self._delivery.deliver(commit)
+        await self._delivery.deliver(plan)
         self._scheduler.memory.keep_published()
 
     def _count(self, plan: Plan, seconds: float) -> None:

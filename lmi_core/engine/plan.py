@@ -1,4 +1,5 @@
-"""A step from its decision to its end: what it is to compute, and by which buffer."""
+"""A step from its decision to its delivery: what it is to compute, by which buffer, and what it
+brought."""
 
 from __future__ import annotations
 
@@ -7,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from lmi_core.engine.model_drafts import DraftChain
+from lmi_core.engine.outputs import FinishReason
+from lmi_core.engine.ranked_tokens import Ranked
 from lmi_core.engine.sequence import ActiveRequest, Sequence, SequenceState
 from lmi_core.structured.mask_threads import ANYTHING, MissingMask
 
@@ -35,9 +38,32 @@ class HeldMask(NamedTuple):
         return False
 
 
+class Output(NamedTuple):
+    """A token that a step sampled; ``token_id`` -1: no token was possible."""
+
+    sequence: Sequence
+    token_id: int
+    logit_row: int
+    num_generated: int
+    finish_reason: FinishReason | None
+    known: tuple[float, Ranked] | None = None
+    """Its log-probability and the likeliest tokens in its place; None: the logit row has them."""
+
+
+class PromptChunk(NamedTuple):
+    """Log-probabilities of prompt tokens: logit row ``logit_row + i`` is of token ``start + i``."""
+
+    request: ActiveRequest
+    logit_row: int
+    start: int
+    num_tokens: int
+    is_last: bool
+
+
 @dataclass(slots=True)
 class Plan:
-    """One step: ``num_scheduled`` of each sequence says how many of its tokens it computes."""
+    """One step, from what was chosen for it to what it brought. ``num_scheduled`` of each sequence
+    says how many of its tokens it computes."""
 
     sequences: list[Sequence] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
@@ -53,7 +79,8 @@ class Plan:
     chain: DraftChain | None = None
     """Draft steps that run before it, and give some of its tokens."""
     failures: list[tuple[Sequence, Exception]] = field(default_factory=list)
-    """Sequences that planning itself failed for; they are in none of the lists above."""
+    """Sequences that planning itself failed for, which are in none of the lists above; once it is
+    committed, those that this failed for, of whose requests all choices are finished."""
     behind: Items[Sequence] = ()
     """Those in flight in the step before, of which it is planned as if it had gone well."""
     must_wait: bool = False
@@ -70,6 +97,15 @@ class Plan:
     submitted_s: float = 0.0
     done: asyncio.Future[None] = field(init=False, repr=False)
     """The worker is done with it."""
+    completed_s: float = 0.0
+    """When it was found to be, by ``time.monotonic``."""
+    outputs: list[Output] = field(default_factory=list)
+    """Of this and what follows nothing is there before it is committed."""
+    prompt_chunks: list[PromptChunk] = field(default_factory=list)
+    pooled: list[Sequence] = field(default_factory=list)
+    """Sequences of which everything that is pooled is there."""
+    searches: list[ActiveRequest] = field(default_factory=list)
+    """Requests whose beam search has ended."""
 
     def take_copy(self, sequence: Sequence) -> None:
         """Have the block copied that the sequence goes on in, if it needs one."""

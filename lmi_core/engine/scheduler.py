@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
-from lmi_core.engine.commit import Commit, Output, PromptChunk
 from lmi_core.engine.decoding import take_plain
 from lmi_core.engine.kv_memory import KvMemory
 from lmi_core.engine.paged_policy import PagedPolicy
-from lmi_core.engine.plan import Plan
+from lmi_core.engine.plan import Output, Plan, PromptChunk
 from lmi_core.engine.searches import SearchMoves
 from lmi_core.engine.sequence import ActiveRequest, Sequence, SequenceState
 from lmi_core.engine.speculation import Speculation
 from lmi_core.engine.steps_ahead import StepsAhead
 from lmi_core.weights.formats import FloatArray
-
-if TYPE_CHECKING:
-    from lmi_core._native import Step
 
 
 class Scheduler:
@@ -101,17 +96,16 @@ class Scheduler:
             self._speculation.add_drafts(plan, plan.sequences, self.num_running)
         return plan
 
-    def commit(self, plan: Plan, rows: FloatArray | None = None) -> Commit:
+    def commit(self, plan: Plan, rows: FloatArray | None = None) -> None:
         """Take over a completed step: append tokens, publish blocks, release what ended. ``rows``:
         what a model that pools has given for logit rows; the hidden states of token rows, if
         ``plan.wants_states``."""
-        step = plan.step
-        commit = Commit(step)
-        sampled = step.sampled()
+        plan.failures = []
+        sampled = plan.step.sampled()
         if self._speculation is not None:
             self._speculation.settle(plan)
         states = _states_by_sequence(plan, rows) if plan.wants_states else {}
-        memory, outputs = self.memory, commit.outputs
+        memory, outputs = self.memory, plan.outputs
         contested = self.queues if self.queues.are_contested else None
         for sequence in plan.sequences:
             try:
@@ -119,23 +113,22 @@ class Scheduler:
                 if output is not None:
                     outputs.append(output)
                 elif sequence.request.search is not None:
-                    self._commit_search(sequence, step, states.get(sequence), commit)
+                    self._commit_search(sequence, states.get(sequence), plan)
                 elif sequence.row_sum is None:
-                    self._commit_one(sequence, sampled, commit)
+                    self._commit_one(sequence, sampled, plan)
                 else:
                     assert rows is not None
-                    self._commit_pooled(sequence, rows, commit)
+                    self._commit_pooled(sequence, rows, plan)
             except Exception as error:  # one request's fault must not end the others
-                commit.failures.append((sequence, error))
+                plan.failures.append((sequence, error))
                 self.finish_all(sequence.request.sequences)
-        return commit
 
-    def keep_states(self, commit: Commit, states: FloatArray | None) -> None:
+    def keep_states(self, plan: Plan, states: FloatArray | None) -> None:
         """The hidden states of a committed step's logit rows, for heads that draft."""
         if self._speculation is not None:
-            self._speculation.keep_states(commit, states)
+            self._speculation.keep_states(plan, states)
 
-    def _commit_pooled(self, sequence: Sequence, rows: FloatArray, commit: Commit) -> None:
+    def _commit_pooled(self, sequence: Sequence, rows: FloatArray, plan: Plan) -> None:
         logit_row, num_tokens = sequence.logit_row, sequence.num_scheduled
         end = self._step_over(sequence)
         if sequence.is_ending:
@@ -146,7 +139,7 @@ class Scheduler:
             sequence.row_sum.add(rows[logit_row:], num_tokens)
         if end == sequence.num_prompt:
             self.finish(sequence)
-            commit.pooled.append(sequence)
+            plan.pooled.append(sequence)
 
     def _step_over(self, sequence: Sequence) -> int:
         """Note that the sequence's part of a step is computed; returns how many tokens are, without
@@ -159,7 +152,7 @@ class Scheduler:
             self._publish(sequence)
         return end
 
-    def _commit_one(self, sequence: Sequence, sampled: list[int], commit: Commit) -> None:
+    def _commit_one(self, sequence: Sequence, sampled: list[int], plan: Plan) -> None:
         drafts, logit_row = sequence.drafts, sequence.logit_row
         start = sequence.num_computed
         end = self._step_over(sequence)
@@ -171,25 +164,23 @@ class Scheduler:
             return
         request = sequence.request
         if request.is_scoring_prompt and sequence.is_scoring_prompt:
-            num_scored = self._commit_scores(sequence, logit_row, start, end - start, commit)
+            num_scored = self._commit_scores(sequence, logit_row, start, end - start, plan)
             if request.is_scoring_prompt:
                 return
             logit_row += num_scored
         if end == sequence.num_prompt:
             self._release_held(request)
-        commit.outputs.append(self._append(sequence, sampled[logit_row], logit_row))
+        plan.outputs.append(self._append(sequence, sampled[logit_row], logit_row))
         sequence.note_plain()
         if drafts:
-            self._commit_drafts(sequence, drafts, sampled, commit)
+            self._commit_drafts(sequence, drafts, sampled, plan)
 
-    def _commit_search(
-        self, sequence: Sequence, step: Step, states: FloatArray | None, commit: Commit
-    ) -> None:
-        ranked = None if sequence.logit_row < 0 else step.top(sequence.logit_row)
+    def _commit_search(self, sequence: Sequence, states: FloatArray | None, plan: Plan) -> None:
+        ranked = None if sequence.logit_row < 0 else plan.step.top(sequence.logit_row)
         self._step_over(sequence)
         if sequence.is_ending:
             self._release(sequence)
-        elif self._searches.go_on(sequence, ranked, states, commit):
+        elif self._searches.go_on(sequence, ranked, states, plan):
             self.finish_all(sequence.request.sequences)
 
     def _preempt(self, sequence: Sequence) -> None:
@@ -202,31 +193,31 @@ class Scheduler:
             self.memory.publish(sequence)
 
     def _commit_drafts(
-        self, sequence: Sequence, drafts: list[int], sampled: list[int], commit: Commit
+        self, sequence: Sequence, drafts: list[int], sampled: list[int], plan: Plan
     ) -> None:
         """Go on from row to row as long as what one sampled is what the next one computed."""
         num_accepted = 0
         for draft in drafts:
-            output = commit.outputs[-1]
+            output = plan.outputs[-1]
             if output.token_id != draft or output.finish_reason is not None:
                 break
             num_accepted += 1
             sequence.num_computed += 1
             self._publish(sequence)
             row = output.logit_row + 1
-            commit.outputs.append(self._append(sequence, sampled[row], row))
+            plan.outputs.append(self._append(sequence, sampled[row], row))
         if sequence.state is SequenceState.RUNNING:
             self.memory.give_back(sequence)
         if self._speculation is not None:
             self._speculation.count(sequence, len(drafts), num_accepted)
 
     def _commit_scores(
-        self, sequence: Sequence, logit_row: int, start: int, num_tokens: int, commit: Commit
+        self, sequence: Sequence, logit_row: int, start: int, num_tokens: int, plan: Plan
     ) -> int:
         """Note the scored tokens of the prompt, and how many there are."""
         is_complete = sequence.num_computed == len(sequence.token_ids)
         num_scored = num_tokens - is_complete
-        commit.prompt_chunks.append(
+        plan.prompt_chunks.append(
             PromptChunk(sequence.request, logit_row, start + 1, num_scored, is_complete)
         )
         sequence.request.is_scoring_prompt = not is_complete

@@ -6,9 +6,9 @@ from array import array
 from collections.abc import Callable
 
 from lmi_core.engine.beam_search import BeamSearch
-from lmi_core.engine.commit import Commit, Output
 from lmi_core.engine.contrastive_search import Chosen, ContrastiveSearch, HiddenStates
 from lmi_core.engine.kv_memory import KvMemory
+from lmi_core.engine.plan import Output, Plan
 from lmi_core.engine.queues import Queues
 from lmi_core.engine.ranked_tokens import Ranked, RankedBans
 from lmi_core.engine.sampling_params import SamplingParams
@@ -120,7 +120,7 @@ class SearchMoves:
         sequence: Sequence,
         ranked: Ranked | None,
         states: FloatArray | None,
-        commit: Commit,
+        plan: Plan,
     ) -> bool:
         """Take over one sequence's part of a step: the tokens that are ``ranked`` behind it, if its
         logits were computed, and for a contrastive search its ``states`` [tokens, columns]. Whether
@@ -130,12 +130,12 @@ class SearchMoves:
             raise EngineError("the logits of a search aren't finite")
         if isinstance(search, ContrastiveSearch):
             assert states is not None
-            return self._choose(sequence, search, ranked, states, commit)
+            return self._choose(sequence, search, ranked, states, plan)
         assert search is not None
-        return ranked is not None and self._move_beams(sequence, search, ranked, commit)
+        return ranked is not None and self._move_beams(sequence, search, ranked, plan)
 
     def _move_beams(
-        self, sequence: Sequence, search: BeamSearch, ranked: Ranked, commit: Commit
+        self, sequence: Sequence, search: BeamSearch, ranked: Ranked, plan: Plan
     ) -> bool:
         if not search.note(sequence.choice, ranked):
             return False
@@ -146,7 +146,7 @@ class SearchMoves:
                 del each.token_ids[each.num_prompt :]
             for each, result in zip(request.sequences, search.results or (), strict=False):
                 each.token_ids.extend(result.token_ids)
-            commit.searches.append(request)
+            plan.searches.append(request)
             return True
         parents = [move.parent for move in moves]
         self._follow(request, parents, [move.token_id for move in moves], search.num_live)
@@ -159,7 +159,7 @@ class SearchMoves:
         search: ContrastiveSearch,
         ranked: Ranked | None,
         states: FloatArray,
-        commit: Commit,
+        plan: Plan,
     ) -> bool:
         request, parent = sequence.request, 0
         num_live = search.num_live
@@ -171,7 +171,7 @@ class SearchMoves:
             if not search.note(sequence.choice, states[0], ranked):
                 return False
             chosen = search.choose(sequence.num_generated - 1)
-            commit.outputs.append(_output(request, chosen, sequence.num_generated))
+            plan.outputs.append(_output(request, chosen, sequence.num_generated))
             if chosen.finish_reason is not None:
                 for each in request.sequences:
                     del each.token_ids[each.num_prompt if each.choice else -1 :]

@@ -12,7 +12,6 @@ from collections.abc import Iterable
 from typing import cast
 
 from lmi_core import _native
-from lmi_core.engine.commit import Commit
 from lmi_core.engine.head_drafts import HeadDrafts
 from lmi_core.engine.kv_memory import KvMemory
 from lmi_core.engine.model_drafts import ModelDrafts
@@ -151,10 +150,10 @@ class Speculation:
         if plan.chain is not None and self._model is not None:
             self._model.settle(plan.chain, plan.step)
 
-    def keep_states(self, commit: Commit, states: FloatArray | None) -> None:
+    def keep_states(self, plan: Plan, states: FloatArray | None) -> None:
         """What heads go on from, by logit rows of the step that was committed."""
         if self._heads is not None:
-            self._heads.keep(commit.outputs, states)
+            self._heads.keep(plan.outputs, states)
 
     def _offers(self, sequences: Iterable[Sequence]) -> list[tuple[Sequence, Draft | None]]:
         """The sequences that drafts may be for, with those from texts and grammars."""
