@@ -45,11 +45,13 @@ class ByteDetokenizer:
     def push(self, token_id: int) -> str:
         if token_id in self._skipped:
             return ""
-        text = self._texts[token_id]
-        if text is not None and not self._holds_part:
-            return text
+        follows_part = self._holds_part
+        if not follows_part and (known := self._texts.get(token_id)) is not None:
+            return known
         text = self._decoder.decode(self._token_bytes[token_id])
         self._holds_part = bool(self._decoder.getstate()[0])
+        if not (follows_part or self._holds_part):
+            self._texts[token_id] = text
         return text
 
     def flush(self) -> str:

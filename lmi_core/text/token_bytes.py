@@ -17,30 +17,14 @@ class TokenBytes(dict[int, bytes]):
         super().__init__()
         self._token_of = token_of
         self._to_bytes = to_bytes
-        self.texts = TokenTexts(self)
+        self.texts: dict[int, str] = {}
+        """Of those that were decoded where no character was begun, and begin none themselves."""
 
     def __missing__(self, token_id: int) -> bytes:
         token = self._token_of(token_id)
         value = b"" if token is None else self._to_bytes(token)
         self[token_id] = value
         return value
-
-
-class TokenTexts(dict[int, str | None]):
-    """Token id -> its text, None where its bytes aren't whole characters; computed when first asked
-    for."""
-
-    def __init__(self, token_bytes: TokenBytes) -> None:
-        super().__init__()
-        self._token_bytes = token_bytes
-
-    def __missing__(self, token_id: int) -> str | None:
-        try:
-            text: str | None = self._token_bytes[token_id].decode()
-        except UnicodeDecodeError:
-            text = None
-        self[token_id] = text
-        return text
 
 
 def byte_rule(decoder: Mapping[str, Any] | None) -> Callable[[str], bytes] | None:
