@@ -10,7 +10,7 @@ from lmi_server.dialects.lmi.chat_output import chat_renderer
 from lmi_server.dialects.lmi.output import error_body
 from lmi_server.dialects.lmi.release import Release
 from lmi_server.dialects.lmi.schema import LmiBody
-from lmi_server.dialects.openai.chat_output import ChatLinesRenderer, ChatRenderer, ChatSseRenderer
+from lmi_server.dialects.openai.chat_output import ChatRenderer, ChatStreamRenderer
 from lmi_server.dialects.openai.chat_schema import (
     ChatBody,
     chat_prompt,
@@ -100,11 +100,9 @@ def _renderer(
         num_choices=num_choices,
         logprobs=bool(chat.logprobs),
         compact=False,
+        as_events="text/event-stream" in call.headers.get("accept", ""),
         error=error_body,
     )
     before = echoed_text(chat)
-    if not chat.stream:
-        return ChatRenderer(answer, form, before=before)
-    accepts_events = "text/event-stream" in call.headers.get("accept", "")
-    kind = ChatSseRenderer if accepts_events else ChatLinesRenderer
+    kind = ChatStreamRenderer if chat.stream else ChatRenderer
     return kind(answer, form, before=before)

@@ -14,9 +14,8 @@ from lmi_server.dialects.lmi.adapters import LmiAdapters
 from lmi_server.dialects.lmi.output import error_body
 from lmi_server.dialects.lmi.schema import LmiBody
 from lmi_server.dialects.openai.completion_output import (
-    CompletionLinesRenderer,
     CompletionRenderer,
-    CompletionSseRenderer,
+    CompletionStreamRenderer,
     Echo,
 )
 from lmi_server.dialects.openai.completion_schema import (
@@ -52,6 +51,7 @@ def parse_completion(
         num_prompts=len(prompts),
         logprobs=body.logprobs is not None,
         compact=False,
+        as_events="text/event-stream" in call.headers.get("accept", ""),
     )
     echo = None
     if body.echo:
@@ -62,9 +62,7 @@ def parse_completion(
         echo = Echo(prompts=texts, without_output=body.scores_only)
     renderer: Renderer
     if body.stream:
-        accepts_events = "text/event-stream" in call.headers.get("accept", "")
-        kind = CompletionSseRenderer if accepts_events else CompletionLinesRenderer
-        renderer = kind(answer, echo)
+        renderer = CompletionStreamRenderer(answer, echo)
     else:
         renderer = CompletionRenderer(answer, echo, num_candidates=body.num_candidates)
     unknown = unknown_fields(call.body, (*body.__struct_fields__, "adapters"), WITHIN)

@@ -131,18 +131,18 @@ class ChatRenderer(Renderer):
         return self._answer.error(error)
 
 
-class ChatLinesRenderer(Renderer):
-    """``chat.completion.chunk`` objects, one JSON line each.
+class ChatStreamRenderer(Renderer):
+    """``chat.completion.chunk`` objects as server-sent events or lines.
 
     Most chunks differ in their text alone, so they are made of a template around it. Where tools
     may be called, an event can make several chunks: text, beginnings of calls, their arguments.
     """
 
     streams = True
-    content_type = "application/jsonlines"
 
     def __init__(self, answer: Answer, form: AnswerForm | None = None, *, before: str = "") -> None:
         """``before``: what every choice's content begins with that the model didn't write."""
+        self.content_type = answer.stream_type
         self._answer = answer
         self._before = before
         self._hides_reasoning = form is not None and not form.shows_reasoning
@@ -164,22 +164,22 @@ class ChatLinesRenderer(Renderer):
                 continue
             self._usage.add(event)
             if self._parsers:
-                frames += [self._frame(chunk) for chunk in self._tool_chunks(event)]
-                continue
-            chunk = self._chunk(event)
-            if chunk:
-                frames.append(self._frame(chunk))
+                frames += self._tool_chunks(event)
+            else:
+                frames.append(self._chunk(event))
         return "".join(frames).encode()
 
     def finish(self) -> bytes:
-        if not self._answer.usage:
-            return b""
-        head = self._answer.head("chat.completion.chunk")
-        chunk = self._answer.dumps({**head, "choices": [], "usage": self._usage.render()})
-        return self._frame(chunk).encode()
+        end = self._answer.stream_end
+        if self._answer.usage:
+            head = self._answer.head("chat.completion.chunk")
+            counts = {**head, "choices": [], "usage": self._usage.render()}
+            end = self._answer.frame(counts) + end
+        return end.encode()
 
     def error(self, error: Exception) -> bytes:
-        return self._answer.error(error)
+        last = self._answer.error(error)
+        return self._answer.framed(last.decode()).encode() if self._answer.as_events else last
 
     def _chunk(self, event: TokenEvent) -> str:
         if not self._has_begun[event.choice]:
@@ -196,7 +196,7 @@ class ChatLinesRenderer(Renderer):
         reason = event.finish_reason
         finish = None if reason is None else finish_word(reason)
         is_long = self._prompt is not None
-        return self._answer.dumps(self._object(event.choice, delta, event, finish), is_long=is_long)
+        return self._answer.frame(self._object(event.choice, delta, event, finish), is_long=is_long)
 
     def _tool_chunks(self, event: TokenEvent) -> list[str]:
         """The deltas of an event; its log-probability is in the first, the end in the last."""
@@ -216,7 +216,7 @@ class ChatLinesRenderer(Renderer):
             deltas[0] = {"role": "assistant", **deltas[0], "content": content or None}
         last = len(deltas) - 1
         return [
-            self._answer.dumps(
+            self._answer.frame(
                 self._object(
                     event.choice,
                     delta,
@@ -258,24 +258,6 @@ class ChatLinesRenderer(Renderer):
         elif answer.usage:
             chunk["usage"] = None
         return chunk
-
-    def _frame(self, chunk: str) -> str:
-        return chunk + "\n"
-
-
-class ChatSseRenderer(ChatLinesRenderer):
-    """The chunks as server-sent events, closed by ``[DONE]``."""
-
-    content_type = "text/event-stream"
-
-    def finish(self) -> bytes:
-        return super().finish() + b"data: [DONE]\n\n"
-
-    def error(self, error: Exception) -> bytes:
-        return b"data: " + self._answer.error(error) + b"\n\n"
-
-    def _frame(self, chunk: str) -> str:
-        return f"data: {chunk}\n\n"
 
 
 def _scored(event: TokenEvent) -> _Scored:

@@ -263,19 +263,16 @@ class CompletionRenderer(Renderer):
         return self._answer.error(error)
 
 
-class CompletionLinesRenderer(Renderer):
-    """``text_completion`` objects, one JSON line each.
+class CompletionStreamRenderer(Renderer):
+    """``text_completion`` objects as server-sent events or lines.
 
     Most chunks differ in their text alone, so they are made of a template around it.
     """
 
     streams = True
-    content_type = "application/jsonlines"
-    _before = ""
-    _after = "\n"
-    _done = ""
 
     def __init__(self, answer: Answer, echo: Echo | None = None) -> None:
+        self.content_type = answer.stream_type
         self._answer = answer
         self._collector = _Collector(answer, echo, answer.num_choices)
         self._usage = self._collector.usage
@@ -299,32 +296,21 @@ class CompletionLinesRenderer(Renderer):
                 choice = self._collector.candidates[number]
                 is_long = choice.tells_prompt and choice.prompt is not None
                 shown = self._collector.object(number, choice)
-                frames.append(self._frame([shown], is_long=is_long))
+                frames.append(self._answer.frame(self._object([shown]), is_long=is_long))
         return (frames[0] if len(frames) == 1 else "".join(frames)).encode()
 
     def finish(self) -> bytes:
-        done = self._done
+        end = self._answer.stream_end
         if self._answer.usage:
-            done = self._frame([], self._collector.usage.render()) + done
-        return done.encode()
+            end = self._answer.frame(self._object([], self._usage.render())) + end
+        return end.encode()
 
     def error(self, error: Exception) -> bytes:
-        return b"%b%b%b" % (self._before.encode(), self._answer.error(error), self._after.encode())
+        return self._answer.framed(self._answer.error(error).decode()).encode()
 
     def _template(self, number: int) -> tuple[str, str]:
         choice = {"index": number, "text": TEXT, "logprobs": None, "finish_reason": None}
-        before, after = self._answer.around_text(self._object([choice]))
-        return f"{self._before}{before}", f"{after}{self._after}"
-
-    def _frame(
-        self,
-        choices: list[dict[str, Any]],
-        usage: dict[str, Any] | None = None,
-        *,
-        is_long: bool = False,
-    ) -> str:
-        text = self._answer.dumps(self._object(choices, usage), is_long=is_long)
-        return f"{self._before}{text}{self._after}"
+        return self._answer.around_text(self._object([choice]))
 
     def _object(
         self, choices: list[dict[str, Any]], usage: dict[str, Any] | None = None
@@ -335,12 +321,3 @@ class CompletionLinesRenderer(Renderer):
         elif self._answer.usage:
             chunk["usage"] = usage
         return chunk
-
-
-class CompletionSseRenderer(CompletionLinesRenderer):
-    """The same objects as server-sent events, closed by ``[DONE]``."""
-
-    content_type = "text/event-stream"
-    _before = "data: "
-    _after = "\n\n"
-    _done = "data: [DONE]\n\n"

@@ -24,7 +24,7 @@ from lmi_server.dialects.base import (
     Renderer,
     no_adapters,
 )
-from lmi_server.dialects.openai.chat_output import ChatRenderer, ChatSseRenderer
+from lmi_server.dialects.openai.chat_output import ChatRenderer, ChatStreamRenderer
 from lmi_server.dialects.openai.chat_schema import (
     ChatBody,
     chat_prompt,
@@ -37,7 +37,7 @@ from lmi_server.dialects.openai.chat_schema import (
 )
 from lmi_server.dialects.openai.completion_output import (
     CompletionRenderer,
-    CompletionSseRenderer,
+    CompletionStreamRenderer,
     Echo,
 )
 from lmi_server.dialects.openai.completion_schema import (
@@ -102,7 +102,7 @@ class OpenAIProtocol:
             echo = Echo(prompts=texts, without_output=body.scores_only)
         renderer: Renderer
         if body.stream:
-            renderer = CompletionSseRenderer(answer, echo)
+            renderer = CompletionStreamRenderer(answer, echo)
         else:
             renderer = CompletionRenderer(answer, echo, num_candidates=body.num_candidates)
         whole = with_suffix(prompts, body.suffix, self._infill)
@@ -121,7 +121,7 @@ class OpenAIProtocol:
         form = form_of(body, self._chat_template, tools, prompt)
         params = chat_sampling_params(body, form)
         answer = self._answer(f"chatcmpl-{call.request_id}", body, 1, params.logprobs)
-        kind = ChatSseRenderer if body.stream else ChatRenderer
+        kind = ChatStreamRenderer if body.stream else ChatRenderer
         renderer: Renderer = kind(answer, form, before=echoed_text(body))
         request = chat_request(call.request_id, body, prompt, params, adapter)
         return _parsed(call, body, (request,), renderer, prompt_field="messages")

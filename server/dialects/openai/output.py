@@ -51,6 +51,8 @@ class Answer:
     """Whole answers have the field ``prompt_logprobs``, null if it wasn't asked for."""
     compact: bool = True
     """JSON without blanks, as OpenAI writes it; LMI writes Python's."""
+    as_events: bool = True
+    """Streams are server-sent events, closed by ``[DONE]``; else JSON lines."""
     fingerprint: str | None = None
     """What decides the tokens besides the request; None: it isn't said."""
     created: int = field(default_factory=lambda: int(time.time()))
@@ -87,9 +89,27 @@ class Answer:
             value, ensure_ascii=False, separators=(",", ":") if self.compact else None
         )
 
+    @property
+    def stream_type(self) -> str:
+        """The content type of a stream."""
+        return "text/event-stream" if self.as_events else "application/jsonlines"
+
+    @property
+    def stream_end(self) -> str:
+        """What a stream ends with that didn't fail."""
+        return self.framed("[DONE]") if self.as_events else ""
+
+    def framed(self, text: str) -> str:
+        """An object's JSON as one of a stream."""
+        return f"data: {text}\n\n" if self.as_events else f"{text}\n"
+
+    def frame(self, value: object, *, is_long: bool = False) -> str:
+        """As ``framed(dumps(...))``."""
+        return self.framed(self.dumps(value, is_long=is_long))
+
     def around_text(self, value: object) -> tuple[str, str]:
-        """The JSON of an object before and after the text that it has as ``TEXT``."""
-        before, _, after = self.dumps(value).rpartition(f'"{TEXT}"')
+        """An object's frame before and after the text that it has as ``TEXT``."""
+        before, _, after = self.frame(value).rpartition(f'"{TEXT}"')
         return before, after
 
 

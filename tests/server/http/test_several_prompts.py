@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Sequence
 import pytest
 
 from lmi_core.engine.outputs import TokenEvent, TokenLogprob
-from lmi_server.dialects.openai.completion_output import CompletionSseRenderer
+from lmi_server.dialects.openai.completion_output import CompletionStreamRenderer
 from lmi_server.http.portions import MOST, NumberedEvents, in_turns, portions
 from tests.server.fake_engine import FakeEngine
 from tests.server.harness import serving
@@ -20,13 +20,13 @@ def test_each_choice_shows_a_long_prompt_in_a_turn_of_its_own(
     prompt: str | list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fed: list[int] = []
-    feed = CompletionSseRenderer.feed
+    feed = CompletionStreamRenderer.feed
 
-    def spy(self: CompletionSseRenderer, index: int, events: Sequence[TokenEvent]) -> bytes:
+    def spy(self: CompletionStreamRenderer, index: int, events: Sequence[TokenEvent]) -> bytes:
         fed.append(len(events))
         return feed(self, index, events)
 
-    monkeypatch.setattr(CompletionSseRenderer, "feed", spy)
+    monkeypatch.setattr(CompletionStreamRenderer, "feed", spy)
     body = {"prompt": prompt, "n": 3, "max_tokens": 2, "stream": True}
 
     async def run(**more: object) -> None:
