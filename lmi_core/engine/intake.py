@@ -172,14 +172,14 @@ class Intake:
         banned_at: dict[int, npt.NDArray[np.int32]] = {}
         if processors.begin_suppress_tokens:
             banned_at[0] = np.array(processors.begin_suppress_tokens, np.int32)
-        begin_id = self._begin_id(params, prompt_ids)
-        before = self._info.runner.before_outputs(prompt_ids, processors.forced_bos_token_id)
         sequences = list(params.bad_words_ids)
         if params.bad_words:
             encode = partial(self._tokenizer.encode_now, add_special_tokens=False)
             sequences += await asyncio.to_thread(word_sequences, params.bad_words, encode)
         if not (ngram_size or prompt_ngram_size or sequences or banned_at):
             return grammar
+        begin_id = self._begin_id(params, prompt_ids)
+        before = self._info.runner.before_outputs(prompt_ids, processors.forced_bos_token_id)
         return BannedSequences(
             before if begin_id is None else (*before, begin_id),
             source_ids=prompt_ids,
