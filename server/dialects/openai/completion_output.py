@@ -220,18 +220,20 @@ class _Collector:
     def object(self, number: int, choice: _Choice) -> dict[str, Any]:
         """What is to be sent of a choice."""
         text, logprobs = choice.take()
-        shown = {
-            "index": number,
-            "text": text,
-            "logprobs": logprobs.render() if self.answer.logprobs else None,
-            "finish_reason": choice.finish_reason,
-        }
+        shown = _shown(number, text, choice.finish_reason)
+        if self.answer.logprobs:
+            shown["logprobs"] = logprobs.render()
         if self.answer.token_ids:
             shown["token_ids"], choice.token_ids = choice.token_ids, []
         if choice.tells_prompt:
             choice.tells_prompt = False
             shown |= self.answer.prompt_fields(choice.prompt)
         return shown
+
+
+def _shown(number: int, text: str, finish_reason: str | None = None) -> dict[str, Any]:
+    """A choice whose log-probabilities aren't told."""
+    return {"index": number, "text": text, "logprobs": None, "finish_reason": finish_reason}
 
 
 class CompletionRenderer(Renderer):
@@ -274,28 +276,31 @@ class CompletionStreamRenderer(Renderer):
     def __init__(self, answer: Answer, echo: Echo | None = None) -> None:
         self.content_type = answer.stream_type
         self._answer = answer
-        self._collector = _Collector(answer, echo, answer.num_choices)
-        self._usage = self._collector.usage
-        self._is_plain = not (answer.logprobs or echo or answer.token_ids or answer.usage_in_chunks)
+        tells_more = answer.logprobs or echo or answer.token_ids or answer.usage_in_chunks
+        self._collector = _Collector(answer, echo, answer.num_choices) if tells_more else None
+        self._usage = Usage() if self._collector is None else self._collector.usage
         self._templates = [
-            self._template(number) for number in range(answer.num_prompts * answer.num_choices)
+            answer.around_text(self._object([_shown(number, TEXT)]))
+            for number in range(answer.num_prompts * answer.num_choices)
         ]
 
     def feed(self, index: int, events: Sequence[TokenEvent]) -> bytes:
         frames = []
         first_choice = index * self._answer.num_choices
         for event in events:
-            if self._is_plain and event.finish_reason is None:
+            if self._collector is None:
                 self._usage.add(event)
-                if event.text:  # not half a character, or the beginning of a stop string
-                    before, after = self._templates[first_choice + event.choice]
+                number = first_choice + event.choice
+                if event.finish_reason is not None:
+                    shown = _shown(number, event.text, finish_word(event.finish_reason))
+                    frames.append(self._answer.frame(self._object([shown])))
+                elif event.text:  # not half a character, or the beginning of a stop string
+                    before, after = self._templates[number]
                     frames.append(f"{before}{quote(event.text)}{after}")
-                continue
-            number = self._collector.add(index, event)
-            if number is not None:
-                choice = self._collector.candidates[number]
+            elif (place := self._collector.add(index, event)) is not None:
+                choice = self._collector.candidates[place]
                 is_long = choice.tells_prompt and choice.prompt is not None
-                shown = self._collector.object(number, choice)
+                shown = self._collector.object(place, choice)
                 frames.append(self._answer.frame(self._object([shown]), is_long=is_long))
         return (frames[0] if len(frames) == 1 else "".join(frames)).encode()
 
@@ -307,10 +312,6 @@ class CompletionStreamRenderer(Renderer):
 
     def error(self, error: Exception) -> bytes:
         return self._answer.framed(self._answer.error(error).decode()).encode()
-
-    def _template(self, number: int) -> tuple[str, str]:
-        choice = {"index": number, "text": TEXT, "logprobs": None, "finish_reason": None}
-        return self._answer.around_text(self._object([choice]))
 
     def _object(
         self, choices: list[dict[str, Any]], usage: dict[str, Any] | None = None
