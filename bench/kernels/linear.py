@@ -22,7 +22,7 @@ import numpy as np
 from bench.checkpoints import SHAPES, Shape
 from lmi_core import _native
 from lmi_core.ops.cpu import NativeWeights
-from lmi_core.ops.graph import LinearWeight
+from lmi_core.ops.operands import LinearWeight
 from lmi_core.quantize.gguf.encode import ENCODERS, encode
 from lmi_core.weights.block_matrix import BlockMatrix
 from lmi_core.weights.float_code_matrix import CODE_VALUES

@@ -13,7 +13,7 @@ from lmi_core.models.lora_linears import OwnLinear, linear_shapes, own_linears
 from lmi_core.models.slices import Slicing
 from lmi_core.models.spec import DecoderSpec
 from lmi_core.models.weights import WeightBackend
-from lmi_core.ops.graph import LinearWeight, LoraTable
+from lmi_core.ops.operands import LinearWeight, LoraTable
 from lmi_core.weights.formats import FloatArray
 
 

@@ -17,9 +17,8 @@ from lmi_core.models.slices import WHOLE, Slicing
 from lmi_core.models.spec import DecoderSpec, LayerLinear
 from lmi_core.models.weights import DecoderWeights, LayerWeights, Linear, Norm
 from lmi_core.ops import Graph, Handle, KvCache, LoraTable
-from lmi_core.ops.attention import attention, rope_cache_write
-from lmi_core.ops.graph import JoinedWeight, SlicedWeight
 from lmi_core.ops.kept_rows import StatesTable
+from lmi_core.ops.operands import JoinedWeight, SlicedWeight
 from lmi_core.settings.engine_config import StatesOf
 
 
@@ -233,7 +232,7 @@ class Decoder:
         cos, sin = self.rotations[self.spec.ropes[layer_id]]
         # Keys that no later step reads may be overwritten by the next layer's.
         cache_layer = layer_id if self.spec.is_causal else 0
-        q = rope_cache_write(
+        q = ops.rope_cache_write(
             qkv,
             self.cache,
             cache_layer,
@@ -245,7 +244,7 @@ class Decoder:
             norm_eps=self.spec.norm.eps,
             latent=latent,
         )
-        h = attention(
+        h = ops.attention(
             q,
             self.cache,
             cache_layer,

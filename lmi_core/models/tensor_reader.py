@@ -15,8 +15,8 @@ from lmi_core.models.found_model import FoundModel
 from lmi_core.models.slices import Bounds
 from lmi_core.models.spec import RowIds
 from lmi_core.models.weight_packing import WeightPacking
-from lmi_core.models.weights import Linear, MappedFile, Table, is_transposed
-from lmi_core.ops.graph import JoinedWeight, LinearWeight, SlicedWeight
+from lmi_core.models.weights import Linear, MappedFile, is_transposed
+from lmi_core.ops.operands import JoinedWeight, LinearWeight, SlicedWeight, Table
 from lmi_core.weights.block_matrix import BlockMatrix
 from lmi_core.weights.float_tensors import (
     DTYPES,

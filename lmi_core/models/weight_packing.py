@@ -12,7 +12,7 @@ import numpy as np
 from lmi_core.errors import ModelError
 from lmi_core.models.slices import Bounds
 from lmi_core.models.weights import WeightBackend
-from lmi_core.ops.graph import JoinedWeight, LinearWeight, SlicedWeight
+from lmi_core.ops.operands import JoinedWeight, LinearWeight, SlicedWeight
 from lmi_core.weights.block_matrix import BlockMatrix
 from lmi_core.weights.float_code_matrix import CODE_BLOCK, FloatCodeMatrix
 from lmi_core.weights.formats import BlockFormat, PackFormat, Quantization, WeightFormat

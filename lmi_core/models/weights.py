@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lmi_core.models.spec import DecoderSpec
-from lmi_core.ops.graph import JoinedWeight, LinearWeight, SlicedWeight
-from lmi_core.weights.block_matrix import BlockMatrix
+from lmi_core.ops.operands import JoinedWeight, LinearWeight, SlicedWeight, Table
 from lmi_core.weights.formats import FloatArray, PackFormat
 from lmi_core.weights.fp8_matrix import Fp8Matrix
 from lmi_core.weights.matrix import Matrix
@@ -71,10 +70,6 @@ class WeightBackend(Protocol):
     ) -> LinearWeight:
         """Matrices of one shape, each of its own parts."""
         ...
-
-
-Table = npt.NDArray[np.generic] | BlockMatrix
-"""Rows by token, or by position."""
 
 
 @dataclass(frozen=True, slots=True)

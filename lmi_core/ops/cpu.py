@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lmi_core import _native
-from lmi_core.ops.graph import Graph, Handle, JoinedWeight, LinearWeight, SlicedWeight
+from lmi_core.ops.graph import Graph, Handle
+from lmi_core.ops.operands import JoinedWeight, LinearWeight, SlicedWeight
+from lmi_core.ops.uses import quantized_rows
 from lmi_core.weights.float_tensors import NotFiniteError
 from lmi_core.weights.formats import PackFormat
 from lmi_core.weights.fp8_matrix import FP8_BLOCK, Fp8Matrix
@@ -116,7 +118,7 @@ class NativeWeights:
 def lower(graph: Graph, target: _native.Graph) -> dict[Handle, _native.Handle]:
     """Record ``graph`` into the engine's own, whose methods are the ops; the caller finishes it.
     Returns its handles."""
-    quantized = graph.quantized_rows()
+    quantized = quantized_rows(graph)
     values: dict[Handle, _native.Handle] = {}
     for node in graph.nodes:
         arguments = {**node.attributes, **{name: values[h] for name, h in node.operands.items()}}

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from lmi_core.ops.graph import Activation, Handle, LinearWeight, SlicedWeight
+from lmi_core.ops.graph import Activation, Handle
+from lmi_core.ops.operands import LinearWeight, SlicedWeight
 from lmi_core.weights.formats import FloatArray
 
 Scoring = Literal["softmax", "sigmoid", "sparsemixer"]
@@ -39,7 +40,7 @@ def route(
     if not 0 < top_k <= logits.columns:
         raise ValueError(f"the best {top_k} of {logits.columns} experts")
     y = logits.graph.value("route", "fp32", 2 * top_k, logits.rows)
-    logits.graph.add(
+    return logits.graph.add(
         "route",
         y,
         {"x": logits},
@@ -53,7 +54,6 @@ def route(
         scale=scale,
         threshold=threshold,
     )
-    return y
 
 
 def grouped_linear(
@@ -78,13 +78,11 @@ def grouped_linear(
     if isinstance(weight, SlicedWeight):
         assert residual is not None
         operands["residual"] = residual
-        x.graph.add("summed_experts", residual, operands, slices=weight, bias=bias)
-        return residual
+        return x.graph.add("summed_experts", residual, operands, slices=weight, bias=bias)
     settings = {"weight": weight, "bias": bias, "activation": activation}
     if residual is not None:
-        x.graph.add("grouped_linear", residual, {**operands, "residual": residual}, **settings)
-        return residual
+        operands["residual"] = residual
+        return x.graph.add("grouped_linear", residual, operands, **settings)
     columns = weight.num_outputs // 2 if activation else weight.num_outputs
     y = x.graph.value("grouped_linear", "act", columns, "E")
-    x.graph.add("grouped_linear", y, operands, **settings)
-    return y
+    return x.graph.add("grouped_linear", y, operands, **settings)

@@ -21,8 +21,7 @@ def kept_rows(graph: Graph, table: StatesTable) -> Handle:
     """Rows of ``table`` [slots, n] (fp32, or bf16 as uint16) by the slots of the step's tokens ->
     fp32 [T, n]."""
     x = graph.value("kept", "fp32", table.shape[1], "T")
-    graph.add("kept_rows", x, {}, table=table)
-    return x
+    return graph.add("kept_rows", x, {}, table=table)
 
 
 def keep_rows(x: Handle, table: StatesTable) -> None:
@@ -38,5 +37,4 @@ def spread_columns(x: Handle, columns: npt.NDArray[np.int32], num_columns: int) 
     """Logits of ``columns``, ascending, of a vocabulary of ``num_columns``, of which the others are
     as unlikely as what is banned: fp32 [R, k] -> [R, num_columns]."""
     y = x.graph.value("spread", "fp32", num_columns, x.rows)
-    x.graph.add("spread_columns", y, {"x": x}, columns=columns, num_columns=num_columns)
-    return y
+    return x.graph.add("spread_columns", y, {"x": x}, columns=columns, num_columns=num_columns)

@@ -26,7 +26,7 @@ torch = pytest.importorskip("torch")
 save_torch_file = pytest.importorskip("safetensors.torch").save_file
 from lmi_core.ops.device.quantized_rows import StaticFp8  # noqa: E402
 from lmi_core.ops.device.torch_weights import DeviceWeights  # noqa: E402
-from lmi_core.ops.graph import ExpertMatrices  # noqa: E402
+from lmi_core.ops.operands import ExpertMatrices  # noqa: E402
 
 Tensors = dict[str, npt.NDArray[np.generic]]
 INPUTS = [list(range(4, 60)), [7, 300, 200]]

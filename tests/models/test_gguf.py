@@ -17,7 +17,7 @@ from lmi_core.errors import ModelError
 from lmi_core.models.found_model import find_model
 from lmi_core.models.loader import LoadedModel, load_model
 from lmi_core.models.rope import rope_tables
-from lmi_core.ops.graph import JoinedWeight
+from lmi_core.ops.operands import JoinedWeight
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.settings.lora_config import LoraConfig
 from lmi_core.weights.block_matrix import BlockMatrix

@@ -11,7 +11,7 @@ import pytest
 from lmi_core import _native
 from lmi_core.models.loader import LoadedModel, load_model
 from lmi_core.ops.cpu import NativeWeights
-from lmi_core.ops.graph import LinearWeight
+from lmi_core.ops.operands import LinearWeight
 from lmi_core.weights.formats import PackFormat, Quantization
 from tests.checkpoints import cached_checkpoint
 from tests.models.forward import NativeForward, TorchForward, all_logits

@@ -24,6 +24,7 @@ from lmi_core.ops.device.quantized_rows import (  # noqa: E402
 )
 from lmi_core.ops.device.torch_weights import DeviceWeight  # noqa: E402
 from lmi_core.ops.kernels import select  # noqa: E402
+from lmi_core.ops.uses import quantized_rows  # noqa: E402
 from tests.ops.cuda_kernels import use_cuda_kernels  # noqa: E402
 from tests.ops.device_ops import (  # noqa: E402
     NATIVE,
@@ -222,7 +223,7 @@ def test_codes_are_recorded_where_nothing_else_reads(reads_too: bool) -> None:
     if reads_too:
         graph_ops.linear(h, DeviceWeight(random(40, 64).bfloat16()))
     graph_ops.sample(y)
-    assert graph.quantized_rows() == ({} if reads_too else {h: packed})
+    assert quantized_rows(graph) == ({} if reads_too else {h: packed})
     steps = EagerGraph(graph, select.load(select.select("cpu", "torch")), cpu)
     step = PagedCase(((0, 3),), 1, 1, 16).step(cpu)
     logits = steps.forward(step)

@@ -7,8 +7,8 @@ import pytest
 
 from lmi_core import _native, ops
 from lmi_core.ops import Graph, Handle
-from lmi_core.ops.attention import rope_cache_write
 from lmi_core.ops.cpu import lower
+from lmi_core.ops.uses import last_uses, narrow_products, quantized_rows
 
 COLUMNS = 64
 
@@ -50,7 +50,7 @@ def test_values_are_last_used_where_no_later_node_reads_or_adds_to_them() -> Non
     y = ops.linear(h, pack("fp32"))
     ops.linear(h, pack("fp32"), residual=x)
     ops.sample(ops.linear(norm(x), pack("fp32")))
-    names = [[handle.name for handle in handles] for handles in graph.last_uses()]
+    names = [[handle.name for handle in handles] for handles in last_uses(graph)]
     assert names == [[], [], [], [h.name], [x.name], ["norm4"], ["linear5"]]
     assert y.name == "linear2"
 
@@ -68,7 +68,7 @@ def test_rows_are_quantized_by_their_maker_where_all_readers_want_them_alike() -
         h = norm(embed(graph))
         for weight in readers:
             ops.linear(h, weight)
-        assert graph.quantized_rows() == ({} if expected is None else {h: expected})
+        assert quantized_rows(graph) == ({} if expected is None else {h: expected})
 
 
 def test_a_residual_is_not_quantized() -> None:
@@ -76,7 +76,7 @@ def test_a_residual_is_not_quantized() -> None:
     x = embed(graph)
     ops.linear(norm(x), pack("int8"), residual=x)
     ops.linear(x, pack("int8"))
-    assert list(graph.quantized_rows()) == [graph.nodes[1].result]
+    assert list(quantized_rows(graph)) == [graph.nodes[1].result]
 
 
 def test_products_may_be_narrow_where_only_a_rotation_or_an_activation_reads_them() -> None:
@@ -90,7 +90,7 @@ def test_products_may_be_narrow_where_only_a_rotation_or_an_activation_reads_the
     bias, weight = np.ones(2 * COLUMNS, np.float32), pack("bf16", 2 * COLUMNS)
 
     def rotated(qkv: Handle) -> Handle:
-        return rope_cache_write(qkv, cache, 0, num_q_heads=2, cos=angles, sin=angles)
+        return ops.rope_cache_write(qkv, cache, 0, num_q_heads=2, cos=angles, sin=angles)
 
     narrow = ops.linear(h, weight)
     rotated(narrow)
@@ -103,7 +103,7 @@ def test_products_may_be_narrow_where_only_a_rotation_or_an_activation_reads_the
     coded = ops.linear(h, weight, activation="silu")
     ops.linear(coded, pack("int8"), residual=x)
     ops.sample(ops.linear(h, weight))
-    assert graph.narrow_products() == {narrow, gated}
+    assert narrow_products(graph) == {narrow, gated}
 
 
 def test_the_cpu_quantizes_in_the_norm_once_for_all_products() -> None:

@@ -11,8 +11,8 @@ torch = pytest.importorskip("torch", exc_type=ImportError)
 import lmi_core.ops as graph_ops  # noqa: E402
 from lmi_core.ops.device.ranked_graph import RankedGraph  # noqa: E402
 from lmi_core.ops.device.torch_weights import DeviceWeight  # noqa: E402
-from lmi_core.ops.graph import SlicedWeight  # noqa: E402
 from lmi_core.ops.kernels import select  # noqa: E402
+from lmi_core.ops.operands import SlicedWeight  # noqa: E402
 from tests.ops.paged_case import PagedCase  # noqa: E402
 
 

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from lmi_core.ops.device.adapter_table import AdapterTable
 from lmi_core.ops.device.step_arrays import IntArray, StepArrays
-from lmi_core.ops.graph import ExpertMatrices, Graph, Handle, LinearWeight
+from lmi_core.ops.graph import Graph, Handle
+from lmi_core.ops.operands import ExpertMatrices, LinearWeight
 from lmi_core.weights.formats import FloatArray
 from tests.ops.torch_formulas import activated, attend, norm, rms_norm, rotate, routes
 from tests.ops.torch_store import DTYPES, TorchKvCache, TorchLinearWeight, tensor_of

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from lmi_core.ops.graph import ExpertMatrices
+from lmi_core.ops.operands import ExpertMatrices
 from lmi_core.weights.matrix import Matrix, dense
 
 DTypeName = Literal["fp32", "bf16", "fp64"]

@@ -23,7 +23,7 @@ from lmi_core.models.loader import LoadedModel, load_model  # noqa: E402
 from lmi_core.models.weights import Linear  # noqa: E402
 from lmi_core.ops.device.packed_weight import PackedWeight  # noqa: E402
 from lmi_core.ops.device.torch_weights import DeviceWeights  # noqa: E402
-from lmi_core.ops.graph import ExpertMatrices  # noqa: E402
+from lmi_core.ops.operands import ExpertMatrices  # noqa: E402
 from lmi_core.settings.engine_config import EngineConfig  # noqa: E402
 from lmi_core.weights.fp8_matrix import Fp8Matrix, expand_scales  # noqa: E402
 from lmi_core.weights.quantized.methods import METHODS  # noqa: E402

@@ -24,7 +24,7 @@ from lmi_core.models.weights import Linear  # noqa: E402
 from lmi_core.ops.cpu import NativeWeights  # noqa: E402
 from lmi_core.ops.device.packed_weight import PackedWeight  # noqa: E402
 from lmi_core.ops.device.torch_weights import DeviceWeights  # noqa: E402
-from lmi_core.ops.graph import JoinedWeight  # noqa: E402
+from lmi_core.ops.operands import JoinedWeight  # noqa: E402
 from lmi_core.runners.cpu.memory_needs import estimate  # noqa: E402
 from lmi_core.settings.engine_config import EngineConfig  # noqa: E402
 from lmi_core.weights.quantized.methods import widened_format  # noqa: E402

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from lmi_core.ops.device.step_arrays import StepArrays
-from lmi_core.ops.graph import LinearWeight
 from lmi_core.ops.kernels.cuda import library
+from lmi_core.ops.operands import LinearWeight
 
 RANK_MULTIPLE = 8
 """Of adapters: the CUDA kernels read as many numbers at once."""

@@ -21,8 +21,10 @@ from lmi_core.ops.device.quantized_rows import QuantizedRows, RowFormat
 from lmi_core.ops.device.replay import Replay
 from lmi_core.ops.device.sampling_inputs import SamplingInputs
 from lmi_core.ops.device.torch_weights import DTYPES, DeviceConstants, DeviceWeight
-from lmi_core.ops.graph import ExpertMatrices, Graph, Handle, LinearWeight, Node
+from lmi_core.ops.graph import Graph, Handle, Node
 from lmi_core.ops.kernels.select import Kernels
+from lmi_core.ops.operands import ExpertMatrices, LinearWeight
+from lmi_core.ops.uses import last_uses, narrow_products, quantized_rows
 
 _RESULTS = ("sample", "output", "meet")
 """Ops that compute nothing here: their operands are what a graph gives, in this order."""
@@ -50,13 +52,13 @@ class EagerGraph(KeptNodes):
             for node in graph.nodes
         )
         """Whether the host waits within a step, for how many rows experts have."""
-        self._quantized = graph.quantized_rows()
-        self._narrow = graph.narrow_products()
+        self._quantized = quantized_rows(graph)
+        self._narrow = narrow_products(graph)
         self._unpacked_bytes = 0
         constants = DeviceConstants(device)
         self._nodes = [
-            (node.result, self._lowered(node, constants), last_uses)
-            for node, last_uses in zip(graph.nodes, graph.last_uses(), strict=True)
+            (node.result, self._lowered(node, constants), freed)
+            for node, freed in zip(graph.nodes, last_uses(graph), strict=True)
             if node.op not in _RESULTS
         ]
         room = torch.empty(self._unpacked_bytes, dtype=torch.uint8, device=device)
@@ -85,12 +87,12 @@ class EagerGraph(KeptNodes):
 
     def _execute(self, step: DeviceStep) -> list[Tensor]:
         replay = Replay(step)
-        for result, compute, last_uses in self._nodes:
+        for result, compute, freed in self._nodes:
             value = compute(replay)
             if value is not None:
                 assert result is not None
                 replay[result] = value
-            for handle in last_uses:
+            for handle in freed:
                 replay.drop(handle)
         return [replay[result] for result in self._results]
 

@@ -14,13 +14,14 @@ from lmi_core.ops.device.product_lowering import NotNativeError
 from lmi_core.ops.device.recorded_steps import OneRow, Value
 from lmi_core.ops.device.row_lowering import RowLowering
 from lmi_core.ops.device.torch_weights import DeviceWeight
-from lmi_core.ops.graph import ExpertMatrices, Handle, LinearWeight
+from lmi_core.ops.graph import Handle
 from lmi_core.ops.kernels.cuda.experts import (
     SCORINGS,
     heads_not_covered,
     not_covered,
     routing_not_covered,
 )
+from lmi_core.ops.operands import ExpertMatrices, LinearWeight
 
 
 class ExpertLowering(RowLowering):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lmi_core.ops.device.packed_weight import PackedWeight
 from lmi_core.ops.device.torch_weights import DeviceWeight
-from lmi_core.ops.graph import LinearWeight
+from lmi_core.ops.operands import LinearWeight
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,9 +21,11 @@ from lmi_core.ops.device.quantized_rows import (
 from lmi_core.ops.device.recorded_steps import Node, UnpackedWeight, Value
 from lmi_core.ops.device.torch_weights import DTYPES as TORCH_DTYPES
 from lmi_core.ops.device.torch_weights import DeviceWeight
-from lmi_core.ops.graph import Graph, Handle, LinearWeight, RowSymbol
+from lmi_core.ops.graph import Graph, Handle, RowSymbol
 from lmi_core.ops.kernels.cuda import cublaslt
 from lmi_core.ops.kernels.cuda.attention import DTYPES
+from lmi_core.ops.operands import LinearWeight
+from lmi_core.ops.uses import narrow_products, quantized_rows
 
 
 class NotNativeError(Exception):
@@ -47,8 +49,8 @@ class ProductLowering:
         self._of_handles: dict[Handle, Value] = {}
         self._addends: dict[Value, Value] = {}
         """What is yet to be added to values."""
-        self._quantized = graph.quantized_rows()
-        self._narrow = graph.narrow_products()
+        self._quantized = quantized_rows(graph)
+        self._narrow = narrow_products(graph)
         self._codes: dict[tuple[Handle, RowFormat], dict[str, object]] = {}
         self._grouped: dict[Handle, tuple[Value, Value, Value]] = {}
         """Of routes, what their rows are by expert."""

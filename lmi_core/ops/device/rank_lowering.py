@@ -11,7 +11,8 @@ from torch import Tensor
 from lmi_core.ops.device.adapter_table import AdapterTable
 from lmi_core.ops.device.product_lowering import NotNativeError
 from lmi_core.ops.device.step_lowering import StepLowering
-from lmi_core.ops.graph import Graph, Handle, LinearWeight, SlicedWeight
+from lmi_core.ops.graph import Graph, Handle
+from lmi_core.ops.operands import LinearWeight, SlicedWeight
 
 
 class RankLowering(StepLowering):

@@ -11,8 +11,9 @@ from torch import Tensor
 from lmi_core.ops.device.adapter_table import AdapterTable
 from lmi_core.ops.device.eager import Compute, EagerGraph
 from lmi_core.ops.device.replay import Replay
-from lmi_core.ops.graph import ExpertMatrices, Graph, Handle, LinearWeight, SlicedWeight
+from lmi_core.ops.graph import Graph, Handle
 from lmi_core.ops.kernels.select import Kernels
+from lmi_core.ops.operands import ExpertMatrices, LinearWeight, SlicedWeight
 
 
 class Ranks(Protocol):

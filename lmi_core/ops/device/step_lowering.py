@@ -16,11 +16,12 @@ from lmi_core.ops.device.product_lowering import NotNativeError
 from lmi_core.ops.device.recorded_steps import RecordedSteps, Value, block_copies
 from lmi_core.ops.device.step_list import StepListSizes
 from lmi_core.ops.device.torch_weights import DeviceConstants
-from lmi_core.ops.graph import Graph, Handle, LinearWeight
+from lmi_core.ops.graph import Graph, Handle
 from lmi_core.ops.graph import Node as GraphNode
 from lmi_core.ops.kernels.cuda import library
 from lmi_core.ops.kernels.cuda.attention import not_covered
 from lmi_core.ops.kernels.cuda.norm import KINDS
+from lmi_core.ops.operands import LinearWeight
 
 
 class StepLowering(ExpertLowering):

@@ -17,7 +17,7 @@ from lmi_core.ops.device.fp8_panels import Fp8Rows, pack_fp8, quantize_fp8
 from lmi_core.ops.device.packed_weight import PackedWeight
 from lmi_core.ops.device.quantized_rows import RowFormat
 from lmi_core.ops.device.staged_copies import StagedCopies
-from lmi_core.ops.graph import ExpertMatrices
+from lmi_core.ops.operands import ExpertMatrices
 from lmi_core.weights.float_tensors import NotFiniteError
 from lmi_core.weights.formats import PackFormat, RowRounding
 from lmi_core.weights.fp8_matrix import Fp8Matrix, common_row_scale

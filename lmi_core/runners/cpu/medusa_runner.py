@@ -14,7 +14,8 @@ from lmi_core.weights.formats import FloatArray
 
 if TYPE_CHECKING:
     from lmi_core.models.loader import LoadedModel
-    from lmi_core.ops.graph import Graph, LinearWeight
+    from lmi_core.ops.graph import Graph
+    from lmi_core.ops.operands import LinearWeight
     from lmi_core.settings.engine_config import EngineConfig
 
 

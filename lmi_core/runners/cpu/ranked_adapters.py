@@ -18,7 +18,7 @@ from lmi_core.ops.cpu import NativeWeights
 
 if TYPE_CHECKING:
     from lmi_core.models.loader import LoadedModel
-    from lmi_core.ops.graph import LoraTable
+    from lmi_core.ops.operands import LoraTable
     from lmi_core.settings.engine_config import EngineConfig
     from lmi_core.settings.lora_config import LoraConfig
 

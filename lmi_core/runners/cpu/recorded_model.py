@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from lmi_core.models.loader import LoadedModel
     from lmi_core.models.spec import DecoderSpec
     from lmi_core.ops.cpu import NativeWeights
-    from lmi_core.ops.graph import Graph, Handle, LoraTable
+    from lmi_core.ops.graph import Graph, Handle
+    from lmi_core.ops.operands import LoraTable
     from lmi_core.runners.step_memory import StepSizes
     from lmi_core.settings.engine_config import EngineConfig
 

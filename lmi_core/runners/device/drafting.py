@@ -17,8 +17,9 @@ from lmi_core.ops.device.eager import EagerGraph
 from lmi_core.ops.device.kept_table import KeptTable
 from lmi_core.ops.device.paged_cache import PagedCache
 from lmi_core.ops.device.torch_weights import DTYPES, DeviceWeights
-from lmi_core.ops.graph import Graph, LinearWeight
+from lmi_core.ops.graph import Graph
 from lmi_core.ops.kernels import select
+from lmi_core.ops.operands import LinearWeight
 from lmi_core.runners.device.device_cache import DeviceCache
 from lmi_core.runners.device.recorded import chosen_for, record_eager
 
