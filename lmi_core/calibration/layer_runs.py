@@ -62,9 +62,9 @@ class _LayerDecoder(Decoder):
         self.read = {}
         return self._layer(x, weights, layer_id)
 
-    def _attention(self, x: Handle, h: Handle, layer: LayerWeights, layer_id: int) -> Handle:
+    def _attention(self, x: Handle, h: Handle, *given: Any) -> Handle:
         self.read[LayerLinear.QKV] = h
-        return super()._attention(x, h, layer, layer_id)
+        return super()._attention(x, h, *given)
 
     def _mlp(self, x: Handle, h: Handle, layer: LayerWeights, layer_id: int) -> Handle:
         self.read[LayerLinear.GATE_UP] = h  # experts read the same

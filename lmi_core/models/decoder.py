@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -106,10 +107,7 @@ class Decoder:
 
     def _copied(self, x: Handle, norm: Norm | None) -> Handle:
         """Of the stream, which is added to in place."""
-        if norm is None:
-            x = ops.norm(x, None, None, 0.0, kind="none", out_dtype="fp32")
-        else:
-            x = self._stream_normed(x, norm)
+        x = self._normed(x, norm, out_dtype="fp32")
         ops.output(x)
         return x
 
@@ -132,7 +130,7 @@ class Decoder:
         for of, linear in [] if kept is None else zip(kept.layers, kept.linears, strict=True):
             if of == layer_id:
                 h = self._normed(x, None)
-                fused = ops.linear(h, linear.weight, bias=linear.bias, residual=fused)
+                fused = self._linear(h, linear, residual=fused)
         return fused
 
     def _record_head(self, x: Handle) -> Handle:
@@ -151,7 +149,7 @@ class Decoder:
         assert weights.head is not None
         x = self._normed(x, weights.final_norm)
         if weights.project_out is not None:
-            x = ops.linear(x, weights.project_out.weight, out_dtype="act")
+            x = self._linear(x, weights.project_out, out_dtype="act")
         logits = self._logits(x, weights.head)
         if self.slicing.rank > 0:
             return logits
@@ -163,7 +161,7 @@ class Decoder:
     def _logits(self, x: Handle, head: Linear) -> Handle:
         assert not isinstance(head.weight, SlicedWeight)
         if self.slicing.num_ranks == 1:
-            return ops.linear(x, head.weight, bias=head.bias)
+            return self._linear(x, head)
         num_columns = self.spec.vocab_size
         first, _ = self.slicing.vocabulary(num_columns)
         return ops.gathered_linear(
@@ -174,7 +172,7 @@ class Decoder:
         spec, weights = self.spec, self.weights
         x = ops.embed(graph, weights.embedding, scale=spec.embedding_scale)
         if weights.project_in is not None:
-            x = ops.linear(self._normed(x, None), weights.project_in.weight)
+            x = self._linear(self._normed(x, None), weights.project_in)
         if weights.positions is not None:
             x = ops.add_positions(x, weights.positions, offset=spec.position_offset)
         if weights.token_types is not None:
@@ -197,38 +195,54 @@ class Decoder:
             inner = self._normed(x, layer.mlp_norm)
         return self._mlp(x, inner, layer, layer_id)
 
-    def _normed(self, x: Handle, norm: Norm | None) -> Handle:
-        """What a linear reads; None: the stream as it is."""
+    def _normed(self, x: Handle, norm: Norm | None, **settings: Any) -> Handle:
+        """What a linear reads; None: the stream as it is. ``settings``: of ``ops.norm``."""
         if norm is None:
-            return ops.norm(x, None, None, 0.0, kind="none")
-        return ops.norm(x, norm.weight, norm.bias, self.spec.norm.eps, kind=self.spec.norm.kind)
+            return ops.norm(x, None, None, 0.0, kind="none", **settings)
+        spec = self.spec.norm
+        return ops.norm(x, norm.weight, norm.bias, spec.eps, kind=spec.kind, **settings)
 
     def _stream_normed(self, x: Handle, norm: Norm | None) -> Handle:
         assert norm is not None
-        spec = self.spec.norm
-        return ops.norm(x, norm.weight, norm.bias, spec.eps, kind=spec.kind, out_dtype="fp32")
+        return self._normed(x, norm, out_dtype="fp32")
 
-    def _attention(self, x: Handle, h: Handle, layer: LayerWeights, layer_id: int) -> Handle:
-        if layer.latent is not None:
-            qkv, latent = latent_queries(h, layer.latent, self.spec)
-            return self._attend(x, qkv, layer, layer_id, latent)
-        return self._attend(x, self._qkv(h, layer, layer_id), layer, layer_id)
-
-    def _attend(
+    def _linear(
         self,
         x: Handle,
-        qkv: Handle,
+        linear: Linear,
+        of_layer: tuple[int, LayerLinear] | None = None,
+        **settings: Any,
+    ) -> Handle:
+        """What ``linear`` makes of x, with what adapters add to it where it is one ``of_layer``.
+        ``settings``: of ``ops.linear``."""
+        is_sliced = isinstance(linear.weight, SlicedWeight)
+        if is_sliced and of_layer is not None:
+            settings["slice_adapters"] = self._slice_adapters(*of_layer)
+        y = ops.linear(x, linear.weight, bias=linear.bias, **settings)
+        if is_sliced or of_layer is None or self.adapters is None:
+            return y
+        return ops.lora_add(x, y, self.adapters, linear_id(*of_layer, self.slicing))
+
+    def _slice_adapters(
+        self, layer_id: int, linear: LayerLinear
+    ) -> tuple[LoraTable, list[int]] | None:
+        if self.adapters is None:
+            return None
+        slices = range(self.slicing.num_own)
+        return self.adapters, [linear_id(layer_id, linear, self.slicing, i) for i in slices]
+
+    def _attention(
+        self,
+        x: Handle,
+        h: Handle,
         layer: LayerWeights,
         layer_id: int,
-        latent: Handle | None = None,
+        added: Handle | None = None,
     ) -> Handle:
+        """x + what attention makes of h. ``added``: to queries, keys and values."""
         spec = self.spec.attention
-        q_norm, k_norm = layer.q_norm, layer.k_norm
-        if spec.qk_norm not in ("", "head"):
-            qkv = self._norm_heads(qkv, layer)
-            q_norm = k_norm = None
-        if spec.clip:
-            qkv = ops.clip(qkv, spec.clip)
+        qkv, latent = self._qkv(h, layer, layer_id, added)
+        q_norm, k_norm = (layer.q_norm, layer.k_norm) if spec.qk_norm == "head" else (None, None)
         cos, sin = self.rotations[self.spec.ropes[layer_id]]
         # Keys that no later step reads may be overwritten by the next layer's.
         cache_layer = layer_id if self.spec.is_causal else 0
@@ -263,10 +277,22 @@ class Decoder:
         linear = LayerLinear.ATTENTION_OUTPUT
         return self._add(x, h, layer.attention_output, layer.attention_post_norm, layer_id, linear)
 
-    def _qkv(self, h: Handle, layer: LayerWeights, layer_id: int) -> Handle:
-        assert layer.qkv is not None
-        qkv = ops.linear(h, layer.qkv.weight, bias=layer.qkv.bias)
-        return self._adapt(h, qkv, layer_id, LayerLinear.QKV)
+    def _qkv(
+        self, h: Handle, layer: LayerWeights, layer_id: int, added: Handle | None
+    ) -> tuple[Handle, Handle | None]:
+        """Queries, keys and values, but for norms of each head and the rotation; in a latent space
+        queries, and the latent."""
+        spec, latent = self.spec.attention, None
+        if layer.latent is not None:
+            qkv, latent = latent_queries(h, layer.latent, self.spec)
+        else:
+            assert layer.qkv is not None
+            qkv = self._linear(h, layer.qkv, (layer_id, LayerLinear.QKV), residual=added)
+        if spec.qk_norm not in ("", "head"):
+            qkv = self._norm_heads(qkv, layer)
+        if spec.clip:
+            qkv = ops.clip(qkv, spec.clip)
+        return qkv, latent
 
     def _norm_heads(self, qkv: Handle, layer: LayerWeights) -> Handle:
         spec = self.spec.attention
@@ -318,19 +344,9 @@ class Decoder:
         activation, gated = self.spec.activation, self.spec.gated
         is_whole = not isinstance(gate_up.weight, JoinedWeight)
         if self.adapters is None and (is_whole or not gated):
-            return ops.linear(
-                h,
-                gate_up.weight,
-                bias=gate_up.bias,
-                activation=activation,
-                gated=gated,
-                out_dtype="act",
-            )
-        y = ops.linear(h, gate_up.weight, bias=gate_up.bias)
-        y = self._adapt(h, y, layer_id, LayerLinear.GATE_UP)
-        if gated:
-            return ops.gated_activation(y, activation)
-        return ops.activation(y, activation)
+            return self._linear(h, gate_up, activation=activation, gated=gated, out_dtype="act")
+        y = self._linear(h, gate_up, (layer_id, LayerLinear.GATE_UP))
+        return ops.gated_activation(y, activation) if gated else ops.activation(y, activation)
 
     def _add(
         self,
@@ -342,32 +358,7 @@ class Decoder:
         linear_of_layer: LayerLinear,
     ) -> Handle:
         """x + what ``linear`` makes of h, normed if there is a norm."""
-        residual = x if norm is None else None
-        is_sliced = isinstance(linear.weight, SlicedWeight)
-        y = ops.linear(
-            h,
-            linear.weight,
-            bias=linear.bias,
-            residual=residual,
-            slice_adapters=self._slice_adapters(layer_id, linear_of_layer) if is_sliced else None,
-        )
-        if not is_sliced:
-            y = self._adapt(h, y, layer_id, linear_of_layer)
+        of_layer = layer_id, linear_of_layer
         if norm is None:
-            return y
-        spec = self.spec.norm
-        return ops.norm(y, norm.weight, norm.bias, spec.eps, kind=spec.kind, residual=x)
-
-    def _adapt(self, x: Handle, y: Handle, layer_id: int, linear: LayerLinear) -> Handle:
-        """y of a linear for x with what adapters add to it."""
-        if self.adapters is None:
-            return y
-        return ops.lora_add(x, y, self.adapters, linear_id(layer_id, linear, self.slicing))
-
-    def _slice_adapters(
-        self, layer_id: int, linear: LayerLinear
-    ) -> tuple[LoraTable, list[int]] | None:
-        if self.adapters is None:
-            return None
-        slices = range(self.slicing.num_own)
-        return self.adapters, [linear_id(layer_id, linear, self.slicing, i) for i in slices]
+            return self._linear(h, linear, of_layer, residual=x)
+        return self._normed(self._linear(h, linear, of_layer), norm, residual=x)

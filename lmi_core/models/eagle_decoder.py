@@ -151,9 +151,9 @@ class EagleDecoder(Decoder):
         weights, layer = self._weights, self.weights.layers[0]
         tokens = self._normed(ops.embed(graph, self.weights.embedding), weights.token_norm)
         x = ops.kept_rows(graph, self._states)
-        projected = ops.linear(tokens, weights.token_linear.weight, bias=weights.token_linear.bias)
+        projected = self._linear(tokens, weights.token_linear)
         if weights.state_linear is not None:
-            x = ops.linear(self._normed(x, None), weights.state_linear.weight, residual=projected)
+            x = self._linear(self._normed(x, None), weights.state_linear, residual=projected)
             x = self._layer(x, layer, 0)
         else:
             x = self._fused_layer(x, projected, layer)
@@ -163,14 +163,12 @@ class EagleDecoder(Decoder):
 
     def _fused_layer(self, x: Handle, projected: Handle, layer: LayerWeights) -> Handle:
         """EAGLE-3's: queries, keys and values are of a token and a state."""
-        assert layer.qkv is not None
         if self._head.norms_residual:
             x = self._stream_normed(x, layer.attention_norm)
             h = self._normed(x, None)
         else:
             h = self._normed(x, layer.attention_norm)
-        qkv = ops.linear(h, layer.qkv.weight, bias=layer.qkv.bias, residual=projected)
-        x = self._attend(x, qkv, layer, 0)
+        x = self._attention(x, h, layer, 0, projected)
         return self._mlp(x, self._normed(x, layer.mlp_norm), layer, 0)
 
     def _logits(self, x: Handle, head: Linear) -> Handle:
