@@ -107,8 +107,8 @@ def checkpoint(name: str) -> Path:
 
 def _spec(name: str) -> DecoderSpec:
     config = HfConfig(Path("config.json"), CONFIGS[name])
-    family = family_of(config.architecture)
-    return family.read_spec(family.text_config(config))
+    family, text = family_of(config)
+    return family.read_spec(text)
 
 
 def _maker(name: str) -> MakeTensor:

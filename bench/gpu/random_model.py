@@ -25,8 +25,8 @@ from lmi_core.weights.matrix import INT4_GROUP_SIZE
 def read_spec(shape: Shape) -> DecoderSpec:
     with tempfile.TemporaryDirectory() as directory:
         Path(directory, "config.json").write_text(json.dumps(config_of(shape)))
-        config = read_hf_config(Path(directory))
-        return family_of(config.architecture).read_spec(config)
+        family, config = family_of(read_hf_config(Path(directory)))
+        return family.read_spec(config)
 
 
 def random_model(

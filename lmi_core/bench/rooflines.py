@@ -65,8 +65,8 @@ class ModelShape:
     def read(cls, directory: Path) -> ModelShape:
         """Raises ModelError for a model of no family of ours."""
         config = read_hf_config(directory)
-        family = family_of(config.architecture)
-        return cls.of(family.read_spec(family.text_config(config)))
+        family, text = family_of(config)
+        return cls.of(family.read_spec(text))
 
     @classmethod
     def of(cls, spec: DecoderSpec) -> ModelShape:

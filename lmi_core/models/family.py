@@ -83,13 +83,6 @@ class Family:
             max_positions=min(spec.max_positions, pooling.max_tokens or spec.max_positions),
         )
 
-    def text_config(self, config: HfConfig) -> HfConfig:
-        """What ``read_spec`` reads: of a multimodal model, its language model's part."""
-        values, text = config.values, config.values.get("text_config")
-        if isinstance(text, dict):
-            values = {**values, **text, "architectures": values.get("architectures")}
-        return replace(config, values=values, keys=self.keys)
-
 
 def attention_spec(
     config: HfConfig,

@@ -12,7 +12,7 @@ from lmi_core.models.draft_model import DraftHeads, check_vocabulary, draft_conf
 from lmi_core.models.eagle_head import find_eagle_head, has_eagle_head
 from lmi_core.models.gguf_spec import gguf_spec
 from lmi_core.models.medusa_heads import find_medusa_heads, has_medusa_heads
-from lmi_core.models.pooling import PoolingSpec, read_pooling, task_of
+from lmi_core.models.pooling import PoolingSpec, read_pooling
 from lmi_core.models.registry import family_of
 from lmi_core.models.rope_config import override_rope
 from lmi_core.models.slices import Slicing, slicing_of
@@ -135,11 +135,10 @@ def spec_and_pooling(
 ) -> tuple[HfConfig, DecoderSpec, PoolingSpec | None]:
     """The text's part of a config.json with the rotary settings that are asked for, and what it and
     the files beside it say of a model. Raises UserError for a task that isn't the model's."""
-    family = family_of(config.architecture)
-    config = override_rope(family.text_config(config), asked)
+    family, text = family_of(config)
+    config = override_rope(text, asked)
     spec = family.read_spec(config)
-    task = task_of(config.path.parent, config.architecture, asked.task)
-    pooling = read_pooling(config, task, is_causal=spec.is_causal)
+    pooling = read_pooling(config, spec.architecture, asked.task, is_causal=spec.is_causal)
     if pooling is None:
         return config, spec, None
     if not spec.is_causal and asked.kv_dtype.startswith(("int8", "fp8")):

@@ -69,25 +69,29 @@ def task_of(directory: Path, architecture: str, asked: str = "auto") -> Task:
     return "generate"
 
 
-def read_pooling(config: HfConfig, task: Task, *, is_causal: bool) -> PoolingSpec | None:
-    """The pooling of the model beside ``config``; None if it generates. Raises ModelError for files
-    that can't be read, UnsupportedSettingError for a pooling that isn't here."""
+def read_pooling(
+    config: HfConfig, architecture: str, asked: str = "auto", *, is_causal: bool
+) -> PoolingSpec | None:
+    """The pooling of the model beside ``config``; None if it generates. ``asked``: as for
+    ``task_of``. Raises ModelError for files that can't be read, UnsupportedSettingError for a
+    pooling that isn't here."""
     directory = config.path.parent
+    task = task_of(directory, architecture, asked)
     if task == "generate":
-        if config.architecture.endswith(GENERATES):
+        if architecture.endswith(GENERATES):
             return None
         raise UserError(
-            f"{config.path}: {config.architecture} has no output of tokens, so it can't generate "
+            f"{config.path}: {architecture} has no output of tokens, so it can't generate "
             f"text: leave the task out, and it is served for what it has",
             field="task",
         )
     settings = _object(directory / "config_sentence_transformers.json")
     limits = _object(directory / "sentence_bert_config.json")
     if task == "rerank":
-        return _reranker(config, is_causal, limits.get("max_seq_length"))
-    if config.architecture.endswith(CLASSIFIER):
+        return _reranker(config, architecture, is_causal, limits.get("max_seq_length"))
+    if architecture.endswith(CLASSIFIER):
         raise UserError(
-            f"{config.path}: {config.architecture} scores texts; it has no embeddings: leave the "
+            f"{config.path}: {architecture} scores texts; it has no embeddings: leave the "
             "task out, or write rerank",
             field="task",
         )
@@ -114,11 +118,13 @@ def read_pooling(config: HfConfig, task: Task, *, is_causal: bool) -> PoolingSpe
     )
 
 
-def _reranker(config: HfConfig, is_causal: bool, max_tokens: int | None) -> PoolingSpec:
+def _reranker(
+    config: HfConfig, architecture: str, is_causal: bool, max_tokens: int | None
+) -> PoolingSpec:
     rows: PooledRows = "last" if is_causal else "first"
     if config.values.get("classifier_pooling") == "mean":
         rows = "all"
-    if config.architecture.endswith(CLASSIFIER):
+    if architecture.endswith(CLASSIFIER):
         num_labels = len(config.settings("id2label") or "12")
         if num_labels != 1:
             raise UnsupportedSettingError(
@@ -129,7 +135,7 @@ def _reranker(config: HfConfig, is_causal: bool, max_tokens: int | None) -> Pool
         return PoolingSpec(task="rerank", rows=rows, is_causal=is_causal, max_tokens=max_tokens)
     if config.values.get("model_type") != "qwen3" or not is_causal:
         raise UserError(
-            f"{config.path}: {config.architecture} can't score pairs: that needs a classifier "
+            f"{config.path}: {architecture} can't score pairs: that needs a classifier "
             f"({CLASSIFIER}), or Qwen3's answers yes and no",
             field="task",
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from lmi_core.errors import ModelError
@@ -106,8 +107,8 @@ def unsupported_setting(config: HfConfig) -> str | None:
     """What config.json sets that the family of its architecture doesn't have here. Faults of the
     file itself are the loader's to tell."""
     try:
-        family = family_of(config.architecture)
-        family.read_spec(family.text_config(config))
+        family, text = family_of(config)
+        family.read_spec(text)
     except UnsupportedSettingError as error:
         return str(error).removeprefix(f"{config.path}: ")
     except Exception:
@@ -115,8 +116,10 @@ def unsupported_setting(config: HfConfig) -> str | None:
     return None
 
 
-def family_of(architecture: str) -> Family:
-    """The family that an architecture belongs to, or ModelError listing those there are."""
+def family_of(config: HfConfig) -> tuple[Family, HfConfig]:
+    """The family that a config.json's architecture belongs to, or ModelError listing those there
+    are; and what its ``read_spec`` reads: of a multimodal model, its language model's part."""
+    architecture = config.architecture
     module = MODULES.get(architecture) or POOLED.get(architecture)
     if module is None:
         raise ModelError(
@@ -125,4 +128,7 @@ def family_of(architecture: str) -> Family:
             field="architectures",
         )
     family: Family = importlib.import_module(f"lmi_core.models.families.{module}").FAMILY
-    return family
+    values, text = config.values, config.values.get("text_config")
+    if isinstance(text, dict):
+        values = {**values, **text, "architectures": values.get("architectures")}
+    return family, replace(config, values=values, keys=family.keys)

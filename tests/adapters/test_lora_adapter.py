@@ -29,15 +29,15 @@ def model() -> Path:
 
 
 def read(model: Path, directory: Path, max_rank: int = 16) -> Adapter:
-    config = read_hf_config(model)
-    family = family_of(config.architecture)
+    family, config = family_of(read_hf_config(model))
     return read_adapter(directory, family.read_spec(config), max_rank=max_rank)
 
 
 def test_parts_are_where_the_modules_are_in_fused_matrices(model: Path, tmp_path: Path) -> None:
     tensors = adapter_tensors(model, rank=4)
     adapter = read(model, write_adapter(tmp_path / "a", tensors, rank=4, alpha=4))
-    spec = family_of("LlamaForCausalLM").read_spec(read_hf_config(model))
+    family, config = family_of(read_hf_config(model))
+    spec = family.read_spec(config)
     assert len(adapter) == len(linear_shapes(spec)) == 4 * spec.num_layers
     q_size, kv_size = spec.attention.q_size, spec.attention.kv_size
     firsts = {
