@@ -91,16 +91,17 @@ def attention_spec(
     head_dim: int | None = None,
     windows: tuple[int, ...] = (),
     scale: float = 0.0,
-    bias: bool = False,
+    bias: bool | str = False,
     **changes: Any,
 ) -> AttentionSpec:
     """``windows`` empty: every layer sees everything. ``scale``: 0: the usual one. ``bias``: of all
-    its linears. ``changes``: fields of the spec."""
+    its linears, or the key that says so. ``changes``: fields of the spec."""
+    has_bias = config.boolean(bias) if isinstance(bias, str) else bias
     num_q_heads = config.integer("num_attention_heads")
     if num_kv_heads is None:
         num_kv_heads = config.integer("num_key_value_heads", num_q_heads)
     if head_dim is None:
-        head_dim = default_head_dim(config)
+        head_dim = config.head_dim()
     if num_q_heads % num_kv_heads != 0:
         raise config.error(
             "num_key_value_heads", f"is {num_kv_heads}, which doesn't divide {num_q_heads} heads"
@@ -117,8 +118,8 @@ def attention_spec(
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         scale=scale or head_dim**-0.5,
-        qkv_bias=bias,
-        output_bias=bias,
+        qkv_bias=has_bias,
+        output_bias=has_bias,
         windows=windows or (0,) * config.num_layers,
     )
     return replace(spec, **changes)
@@ -141,6 +142,7 @@ def decoder_spec(
     ``theta``, ``activation`` and ``tied`` are the family's defaults where config.json has none;
     ``ropes``, of layers, are read where there are none and positions are neither learned nor
     ALiBi's; ``changes``: fields of the spec."""
+    norm = changes.pop("norm", None) or norm_spec(config)
     name = config.get("hidden_act") or activation
     if not isinstance(name, str) or name not in _ACTIVATIONS:
         error = config.error("hidden_act", f"is {name!r}; supported: {', '.join(_ACTIVATIONS)}")
@@ -148,18 +150,6 @@ def decoder_spec(
             raise UnsupportedSettingError(str(error), field=error.field)
         raise error
     positions = config.integer("max_position_embeddings", max_positions)
-    if attention.slopes or "num_positions" in changes:
-        ropes = (NO_ROPE,) * config.num_layers
-    norm = changes.pop("norm", None) or norm_spec(config)
-    if not ropes:
-        rope = rope_spec(
-            config,
-            attention.head_dim,
-            positions,
-            partial_default=partial_rotary,
-            theta_default=theta,
-        )
-        ropes = (rope,) * config.num_layers
     spec = DecoderSpec(
         architecture=config.architecture,
         family=family,
@@ -173,9 +163,21 @@ def decoder_spec(
         attention=attention,
         ropes=ropes,
         tied_head=config.boolean("tie_word_embeddings", tied),
-        max_positions=max(scaled_max_positions(rope, positions) for rope in ropes),
+        max_positions=positions,
     )
-    return replace(spec, **changes)
+    if attention.slopes or "num_positions" in changes:
+        ropes = (NO_ROPE,) * spec.num_layers
+    if not ropes:
+        rope = rope_spec(
+            config,
+            attention.head_dim,
+            positions,
+            partial_default=partial_rotary,
+            theta_default=theta,
+        )
+        ropes = (rope,) * spec.num_layers
+    longest = max(scaled_max_positions(rope, positions) for rope in ropes)
+    return replace(spec, **{"ropes": ropes, "max_positions": longest, **changes})
 
 
 def expert_spec(
@@ -241,17 +243,6 @@ def alibi_slopes(num_heads: int, most: float = 8.0) -> tuple[float, ...]:
 def norm_spec(config: HfConfig, *, eps: float = 1e-6, **changes: Any) -> NormSpec:
     """``eps``: where config.json has none; ``changes``: fields of the spec."""
     return replace(NormSpec(eps=config.number("rms_norm_eps", eps)), **changes)
-
-
-def default_head_dim(config: HfConfig, default: int | None = None) -> int:
-    """``head_dim``, or ``default``, or the hidden size divided by the number of heads."""
-    value = config.optional_integer("head_dim", default)
-    if value is not None:
-        return value
-    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
-    if hidden % heads != 0:
-        raise config.error("head_dim", f"is absent, and {heads} heads don't divide {hidden}")
-    return hidden // heads
 
 
 def layer_windows(config: HfConfig) -> tuple[int, ...]:

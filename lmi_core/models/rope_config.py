@@ -17,6 +17,7 @@ _OLD_KINDS = {"su": "longrope"}
 KINDS: tuple[RopeKind, ...] = tuple(kind for kind in get_args(RopeKind) if kind != "none")
 _ORIGINAL = "original_max_position_embeddings"
 _UNSCALED = ("rope_theta", "partial_rotary_factor")
+"""What may also stand beside the object of settings."""
 _NAMES = frozenset(
     {
         *("rope_type", "type", "factor", _ORIGINAL, *_UNSCALED, "truncate"),
@@ -93,9 +94,9 @@ def rope_spec(
     if head_dim % 2 != 0 or head_dim < 4:
         raise config.error("head_dim", f"is {head_dim}, but must be even and at least 4")
     spec = _Reader(config, key, values)
-    original = _original_max_positions(config, spec, max_positions)
+    theta, rotary_dim = _theta(spec, theta_default), _rotary_dim(spec, head_dim, partial_default)
+    original = _original_max_positions(spec, max_positions)
     factor = _factor(spec, kind, max_positions, original)
-    rotary_dim = _rotary_dim(config, values, head_dim, partial_default)
     short_factors: tuple[float, ...] = ()
     long_factors: tuple[float, ...] = ()
     if kind == "longrope":
@@ -103,7 +104,7 @@ def rope_spec(
         long_factors = _factors(spec, "long_factor", rotary_dim // 2)
     rope = RopeSpec(
         rotary_dim=rotary_dim,
-        theta=_theta(config, values, theta_default),
+        theta=theta,
         kind=kind,
         factor=factor,
         original_max_positions=max_positions if kind == "dynamic" else original,
@@ -147,9 +148,11 @@ class _Reader:
         self.values = values
 
     def number(self, name: str, default: float | None) -> float:
-        value = self.values.get(name)
-        value = default if value is None else value
-        return positive_number(self.config, f"{self.key}.{name}", value)
+        key, value = f"{self.key}.{name}", self.values.get(name)
+        if name in _UNSCALED:
+            key, beside = name, self.config.get(name)
+            value = beside if value is None else value
+        return positive_number(self.config, key, default if value is None else value)
 
 
 _KEYS = ("rope_scaling", "rope_parameters")
@@ -174,23 +177,19 @@ def rope_values(config: HfConfig, layer_type: str | None = None) -> tuple[str, d
     return "rope_parameters", {}
 
 
-def _theta(config: HfConfig, values: dict[str, Any], default: float = 10000.0) -> float:
-    theta = values.get("rope_theta")
-    if theta is None:
-        theta = config.get("rope_theta")
-    theta = positive_number(config, "rope_theta", default if theta is None else theta)
+def _theta(spec: _Reader, default: float) -> float:
+    theta = spec.number("rope_theta", default)
     if theta <= 1.0:
-        raise config.error("rope_theta", f"is {theta}, but must be above 1")
+        raise spec.config.error("rope_theta", f"is {theta}, but must be above 1")
     return theta
 
 
-def _original_max_positions(config: HfConfig, spec: _Reader, max_positions: int) -> int:
-    name = _ORIGINAL
-    if config.values.get(name) is not None:
-        return config.integer(name)
-    positions = int(spec.number(name, float(max_positions)))
+def _original_max_positions(spec: _Reader, max_positions: int) -> int:
+    if spec.config.values.get(_ORIGINAL) is not None:
+        return spec.config.integer(_ORIGINAL)
+    positions = int(spec.number(_ORIGINAL, float(max_positions)))
     if positions < 1:
-        raise config.error(f"{spec.key}.{name}", "is below 1")
+        raise spec.config.error(f"{spec.key}.{_ORIGINAL}", "is below 1")
     return positions
 
 
@@ -219,22 +218,17 @@ def _attention_factor(spec: _Reader, kind: str, factor: float, original: int) ->
 
 def _longrope_attention_factor(spec: _Reader, factor: float, original: int) -> float:
     if original < 2:
-        name = "original_max_position_embeddings"
-        raise spec.config.error(name, f"is {original}, but must be at least 2")
+        raise spec.config.error(_ORIGINAL, f"is {original}, but must be at least 2")
     return math.sqrt(1 + math.log(factor) / math.log(original))
 
 
-def _rotary_dim(
-    config: HfConfig, values: dict[str, Any], head_dim: int, partial_default: float
-) -> int:
-    partial = values.get("partial_rotary_factor")
-    partial = config.get("partial_rotary_factor") if partial is None else partial
-    partial = partial_default if partial is None else partial
-    rotary_dim = int(head_dim * positive_number(config, "partial_rotary_factor", partial))
+def _rotary_dim(spec: _Reader, head_dim: int, partial_default: float) -> int:
+    partial = spec.number("partial_rotary_factor", partial_default)
+    rotary_dim = int(head_dim * partial)
     if not 2 <= rotary_dim <= head_dim or rotary_dim % 2 != 0:
-        raise config.error(
+        raise spec.config.error(
             "partial_rotary_factor",
-            f"is {partial!r}, which makes {rotary_dim} of {head_dim} dimensions; it must be an "
+            f"is {partial:g}, which makes {rotary_dim} of {head_dim} dimensions; it must be an "
             "even number of them",
         )
     return rotary_dim

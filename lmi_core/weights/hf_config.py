@@ -64,6 +64,16 @@ class HfConfig:
     def num_layers(self) -> int:
         return self.integer("num_hidden_layers", maximum=_MAX_LAYERS)
 
+    def head_dim(self, default: int | None = None) -> int:
+        """``head_dim``, or ``default``, or the hidden size divided by the number of heads."""
+        value = self.optional_integer("head_dim", default)
+        if value is not None:
+            return value
+        hidden, heads = self.integer("hidden_size"), self.integer("num_attention_heads")
+        if hidden % heads != 0:
+            raise self.error("head_dim", f"is absent, and {heads} heads don't divide {hidden}")
+        return hidden // heads
+
     def integer(
         self,
         key: str,

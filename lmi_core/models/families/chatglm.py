@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from lmi_core.models.family import Family, attention_spec, decoder_spec, default_head_dim, norm_spec
+from lmi_core.models.family import Family, attention_spec, decoder_spec, norm_spec
 from lmi_core.models.rope_config import rope_spec
 from lmi_core.models.spec import DecoderSpec
 from lmi_core.models.weight_names import WeightNames
@@ -36,7 +36,7 @@ def read_spec(config: HfConfig) -> DecoderSpec:
     attention = attention_spec(
         config,
         num_kv_heads=config.integer("multi_query_group_num"),
-        head_dim=default_head_dim(config),
+        head_dim=config.head_dim(),
         qkv_bias=bias or config.boolean("add_qkv_bias"),
         output_bias=bias,
         interleaved=True,

@@ -9,10 +9,9 @@ from lmi_core.weights.hf_config import HfConfig
 
 
 def read_spec(config: HfConfig) -> DecoderSpec:
-    bias = config.boolean("attention_bias")
     attention = attention_spec(
         config,
-        bias=bias,
+        bias="attention_bias",
         qk_norm="layers" if config.boolean("use_qk_norm") else "",
         interleaved=True,
     )

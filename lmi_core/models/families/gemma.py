@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from lmi_core.models.family import Family, attention_spec, decoder_spec, default_head_dim, norm_spec
+from lmi_core.models.family import Family, attention_spec, decoder_spec, norm_spec
 from lmi_core.models.spec import AttentionSpec, DecoderSpec
 from lmi_core.weights.hf_config import HfConfig
 
@@ -16,9 +16,8 @@ def gemma_attention(config: HfConfig, **changes: Any) -> AttentionSpec:
     """Attention of all Gemmas; ``changes``: what ``attention_spec`` takes."""
     if config.get("use_bidirectional_attention"):
         raise config.error("use_bidirectional_attention", "is true, but text is generated causally")
-    bias = config.boolean("attention_bias")
-    head_dim = default_head_dim(config, 256)
-    return attention_spec(config, head_dim=head_dim, bias=bias, **changes)
+    head_dim = config.head_dim(256)
+    return attention_spec(config, head_dim=head_dim, bias="attention_bias", **changes)
 
 
 def gemma_decoder(

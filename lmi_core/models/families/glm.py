@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lmi_core.models.family import Family, attention_spec, decoder_spec, default_head_dim, norm_spec
+from lmi_core.models.family import Family, attention_spec, decoder_spec, norm_spec
 from lmi_core.models.spec import DecoderSpec
 from lmi_core.models.weight_names import WeightNames
 from lmi_core.weights.hf_config import HfConfig
@@ -14,7 +14,7 @@ def read_spec(config: HfConfig, names: WeightNames = NAMES) -> DecoderSpec:
     attention = attention_spec(
         config,
         num_kv_heads=config.integer("num_key_value_heads", 2),
-        head_dim=default_head_dim(config, 128),
+        head_dim=config.head_dim(128),
         qkv_bias=config.boolean("attention_bias", True),
         interleaved=True,
     )

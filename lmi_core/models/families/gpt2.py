@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lmi_core.models.family import Family, attention_spec, decoder_spec, default_head_dim, norm_spec
+from lmi_core.models.family import Family, attention_spec, decoder_spec, norm_spec
 from lmi_core.models.spec import DecoderSpec
 from lmi_core.models.weight_names import WeightNames
 from lmi_core.weights.hf_config import HfConfig
@@ -30,7 +30,7 @@ NAMES = WeightNames(
 def score_scale(config: HfConfig) -> float:
     """What scores are multiplied with: nothing where ``scale_attn_weights`` is false."""
     scales = config.boolean("scale_attn_weights", True)
-    return default_head_dim(config) ** -0.5 if scales else 1.0
+    return config.head_dim() ** -0.5 if scales else 1.0
 
 
 def read_spec(config: HfConfig) -> DecoderSpec:

@@ -9,7 +9,6 @@ from lmi_core.models.family import (
     Family,
     attention_spec,
     decoder_spec,
-    default_head_dim,
     expert_spec,
     local_layers,
     local_windows,
@@ -32,7 +31,7 @@ def read_spec(config: HfConfig) -> DecoderSpec:
     attention = attention_spec(
         config,
         num_kv_heads=config.integer("num_key_value_heads", 8),
-        head_dim=default_head_dim(config, 64),
+        head_dim=config.head_dim(64),
         windows=local_windows(config, local_layers(config, 2), 128),
         bias=config.boolean("attention_bias", True),
     )

@@ -10,12 +10,8 @@ from lmi_core.weights.hf_config import HfConfig
 def read_spec(config: HfConfig) -> DecoderSpec:
     """With a residual multiplier r, the stream is held as its r-th part: what is added needs no
     multiplier then, and norms give the same with eps / r^2."""
-    bias = config.boolean("attention_bias")
-    attention = attention_spec(
-        config,
-        scale=config.number("attention_multiplier", 1.0),
-        bias=bias,
-    )
+    scale = config.number("attention_multiplier", 1.0)
+    attention = attention_spec(config, scale=scale, bias="attention_bias")
     residual = config.number("residual_multiplier", 1.0)
     return decoder_spec(
         config,

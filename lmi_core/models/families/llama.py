@@ -8,11 +8,7 @@ from lmi_core.weights.hf_config import HfConfig
 
 
 def read_spec(config: HfConfig) -> DecoderSpec:
-    bias = config.boolean("attention_bias")
-    attention = attention_spec(
-        config,
-        bias=bias,
-    )
+    attention = attention_spec(config, bias="attention_bias")
     return decoder_spec(
         config, "llama", attention, max_positions=2048, mlp_bias=config.boolean("mlp_bias")
     )

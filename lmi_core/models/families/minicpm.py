@@ -11,12 +11,12 @@ def read_spec(config: HfConfig) -> DecoderSpec:
     """The stream is held as a part of itself, as Granite's."""
     for key in ("num_experts", "sparse_config"):
         config.require(key, None)
-    bias, hidden = config.boolean("attention_bias"), config.integer("hidden_size")
+    hidden = config.integer("hidden_size")
     residual = config.number("scale_depth", 1.0) / config.num_layers**0.5
     return decoder_spec(
         config,
         "minicpm",
-        attention_spec(config, bias=bias),
+        attention_spec(config, bias="attention_bias"),
         max_positions=2048,
         tied=True,
         norm=NormSpec(eps=config.number("rms_norm_eps", 1e-6) / residual**2),

@@ -40,7 +40,7 @@ def read_spec(config: HfConfig) -> DecoderSpec:
         config,
         num_kv_heads=heads,
         windows=tuple(near if is_local else 0 for is_local in local),
-        bias=config.boolean("attention_bias"),
+        bias="attention_bias",
     )
     return decoder_spec(
         config,

@@ -9,8 +9,7 @@ from lmi_core.weights.hf_config import HfConfig
 
 
 def read_spec(config: HfConfig) -> DecoderSpec:
-    bias = config.boolean("attention_bias")
-    attention = attention_spec(config, bias=bias)
+    attention = attention_spec(config, bias="attention_bias")
     return decoder_spec(
         config,
         "nemotron",

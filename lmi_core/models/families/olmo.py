@@ -8,9 +8,8 @@ from lmi_core.weights.hf_config import HfConfig
 
 
 def read_spec(config: HfConfig) -> DecoderSpec:
-    bias = config.boolean("attention_bias")
     clip = config.optional_number("clip_qkv", 0.0)
-    attention = attention_spec(config, bias=bias, clip=clip)
+    attention = attention_spec(config, bias="attention_bias", clip=clip)
     norm = NormSpec(kind="layer", eps=1e-5, has_weight=False)
     return decoder_spec(config, "olmo", attention, max_positions=2048, norm=norm)
 

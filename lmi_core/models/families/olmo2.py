@@ -16,8 +16,7 @@ NAMES = WeightNames(
 
 
 def read_spec(config: HfConfig) -> DecoderSpec:
-    bias = config.boolean("attention_bias")
-    attention = attention_spec(config, bias=bias, qk_norm="row")
+    attention = attention_spec(config, bias="attention_bias", qk_norm="row")
     norm = norm_spec(config, eps=1e-5)
     return decoder_spec(config, "olmo2", attention, max_positions=2048, norm=norm, names=NAMES)
 

@@ -17,12 +17,11 @@ from lmi_core.weights.hf_config import HfConfig
 
 
 def read_spec(config: HfConfig) -> DecoderSpec:
-    bias = config.boolean("attention_bias")
     local = local_layers(config, 4)
     attention = attention_spec(
         config,
         windows=local_windows(config, local, 4096),
-        bias=bias,
+        bias="attention_bias",
         qk_norm="row",
     )
     return decoder_spec(

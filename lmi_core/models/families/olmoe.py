@@ -8,12 +8,11 @@ from lmi_core.weights.hf_config import HfConfig
 
 
 def read_spec(config: HfConfig) -> DecoderSpec:
-    bias = config.boolean("attention_bias")
     normalizes = config.boolean("norm_topk_prob")
     attention = attention_spec(
         config,
         clip=config.optional_number("clip_qkv", 0.0),
-        bias=bias,
+        bias="attention_bias",
         qk_norm="row",
     )
     return decoder_spec(

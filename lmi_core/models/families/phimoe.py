@@ -12,13 +12,12 @@ from lmi_core.weights.hf_config import HfConfig
 
 def read_spec(config: HfConfig) -> DecoderSpec:
     config.require("num_experts_per_tok", 2)
-    bias = config.boolean("attention_bias")
     window = config.optional_integer("sliding_window") or 0
     attention = attention_spec(
         config,
         num_kv_heads=config.integer("num_key_value_heads", 8),
         windows=(window,) * config.num_layers,
-        bias=bias,
+        bias="attention_bias",
     )
     experts = expert_spec(
         config,

@@ -6,7 +6,6 @@ from lmi_core.models.family import (
     Family,
     attention_spec,
     decoder_spec,
-    default_head_dim,
     layer_windows,
 )
 from lmi_core.models.spec import DecoderSpec
@@ -14,12 +13,11 @@ from lmi_core.weights.hf_config import HfConfig
 
 
 def read_spec(config: HfConfig) -> DecoderSpec:
-    bias = config.boolean("attention_bias")
     attention = attention_spec(
         config,
-        head_dim=default_head_dim(config, 128),
+        head_dim=config.head_dim(128),
         windows=layer_windows(config),
-        bias=bias,
+        bias="attention_bias",
         qk_norm="head",
     )
     return decoder_spec(config, "qwen3", attention, max_positions=32768)

@@ -11,7 +11,6 @@ from lmi_core.weights.hf_config import HfConfig
 
 
 def read_spec(config: HfConfig) -> DecoderSpec:
-    bias = config.boolean("attention_bias")
     period = config.integer("no_rope_layer_interval", 4)
     rotated = config.get("no_rope_layers") or [
         (layer + 1) % period for layer in range(config.num_layers)
@@ -25,7 +24,7 @@ def read_spec(config: HfConfig) -> DecoderSpec:
         config,
         num_kv_heads=config.integer("num_key_value_heads", 4),
         windows=layer_windows(config),
-        bias=bias,
+        bias="attention_bias",
     )
     positions = config.integer("max_position_embeddings", 32768)
     rope = rope_spec(config, attention.head_dim, positions, theta_default=2000000.0)
