@@ -1,11 +1,16 @@
-"""Files of models: opened only where they are regular ones, so that reading them ends."""
+"""Files that describe a model: opened only where they are regular ones, so that reading them ends,
+and read as bytes, text or JSON, or refused by name."""
 
 from __future__ import annotations
 
 import errno
+import io
+import json
 import stat
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
+
+from lmi_core.errors import ModelError
 
 _KINDS = (
     (stat.S_ISDIR, "a directory"),
@@ -27,3 +32,50 @@ def open_regular(path: Path) -> BinaryIO:
     """A regular file, to be read; raises OSError as ``check_regular`` does."""
     check_regular(path)
     return path.open("rb")
+
+
+def check_readable(path: Path) -> None:
+    """Raise ModelError unless ``path`` is a regular file, or a link to one."""
+    try:
+        check_regular(path)
+    except OSError as error:
+        raise ModelError(f"{path} can't be read: {error.strerror}", field=path.name) from None
+
+
+def read_bytes(path: Path) -> bytes:
+    """The content of a file; ModelError if it isn't there or can't be read."""
+    try:
+        with open_regular(path) as file:
+            return file.read()
+    except FileNotFoundError:
+        raise ModelError(
+            f"{path} is missing: a model directory needs it", field=path.name
+        ) from None
+    except OSError as error:
+        raise ModelError(f"{path} can't be read: {error.strerror}", field=path.name) from error
+
+
+def read_text(path: Path) -> str:
+    """The same as text; ModelError if it isn't UTF-8."""
+    try:
+        return io.TextIOWrapper(io.BytesIO(read_bytes(path)), encoding="utf-8").read()
+    except UnicodeDecodeError as error:
+        raise ModelError(f"{path} can't be read: {error}", field=path.name) from None
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """A file's JSON object, or ModelError."""
+    try:
+        values = json.loads(read_bytes(path))
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{path} is not valid JSON: {error}", field=path.name) from error
+    if not isinstance(values, dict):
+        raise ModelError(
+            f"{path} must hold a JSON object, found {type(values).__name__}", field=path.name
+        )
+    return values
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """As ``read_json_object``; empty if there is no such file."""
+    return read_json_object(path) if path.exists() else {}

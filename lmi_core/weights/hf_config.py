@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lmi_core.errors import ModelError
-from lmi_core.json_file import read_json_object
+from lmi_core.regular_file import read_json_object
 
 _MAX_INTEGER = 2**31 - 1
 """What the native code counts with."""

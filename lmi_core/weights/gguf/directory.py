@@ -86,7 +86,7 @@ def _has_weights_of_its_own(directory: Path) -> bool:
     """Whether its config.json goes with what is there, and isn't just beside a GGUF file."""
     if any(directory.glob("*.bin")):
         return True
-    from lmi_core.json_file import read_json_object
+    from lmi_core.regular_file import read_json_object
 
     return "gguf" in read_json_object(directory / "config.json")
 
