@@ -219,10 +219,6 @@ class DecoderSpec:
         return self.num_layers if self.is_causal else 1
 
     @property
-    def embedding_columns(self) -> int:
-        return self.embedding_size or self.hidden_size
-
-    @property
     def gated(self) -> bool:
         """Whether the MLP multiplies its activation by a second projection."""
         return bool(self.names.gate or self.names.gate_up)

@@ -134,7 +134,8 @@ def check_tensors(
     if not spec.has_head:
         prefix = names.embedding.partition(".")[0] + "."
         tensors = {n: t for n, t in tensors.items() if n.startswith(prefix) or n in shapes}
-    if (unread := unread_experts(spec, shapes, tensors)) is not None:
+    unread = None if spec.experts is None else unread_experts(spec, shapes, tensors)
+    if unread is not None:
         raise ModelError(
             f"{path}: {unread} is of experts in common tensors, of which floats, fp8 (not "
             "transposed) and gpt-oss's MXFP4 can be read: fetch a checkpoint whose experts have "
@@ -246,7 +247,7 @@ def _unexpected(
 def expected_shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor that a checkpoint of this spec holds."""
     names, hidden = spec.names, spec.hidden_size
-    columns = spec.embedding_columns
+    columns = spec.embedding_size or hidden
     shapes: dict[str, tuple[int, ...]] = {names.embedding: (spec.vocab_size, columns)}
     if names.positions:
         shapes[names.positions] = (spec.num_positions, hidden)

@@ -12,7 +12,7 @@ from lmi_core.regular_file import read_json_object
 from lmi_core.weights.content_digest import FileState
 from lmi_core.weights.gguf.names import PATTERN as GGUF_PATTERN
 from lmi_core.weights.hf_config import read_hf_config
-from lmi_core.weights.quantized.settings import QuantizationSettings, read_settings
+from lmi_core.weights.quantized.settings import read_settings
 from lmi_core.weights.safetensors_file import TensorInfo, read_header
 from lmi_core.weights.torch_file import read_torch_file
 
@@ -42,11 +42,8 @@ class Checkpoint:
         self.gguf_notes = tuple(map(str, notes)) if isinstance(notes, list) else ()
         """What its GGUF file doesn't say, or says in vain."""
         self._states: dict[Path, FileState] = {}
-
-    @cached_property
-    def quantization(self) -> QuantizationSettings | None:
+        self.quantization = read_settings(self.config)
         """What its files say of how it is quantised; None: it isn't."""
-        return read_settings(self.config)
 
     @cached_property
     def tensors(self) -> Mapping[str, TensorInfo]:

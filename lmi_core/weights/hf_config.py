@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lmi_core.errors import ModelError
-from lmi_core.regular_file import read_json_object
+from lmi_core.regular_file import read_json, read_json_object
 
 _MAX_INTEGER = 2**31 - 1
 """What the native code counts with."""
@@ -157,9 +157,20 @@ def read_hf_config(directory: Path) -> HfConfig:
     path = directory / "config.json"
     values = read_json_object(path)
     generation_path = directory / "generation_config.json"
-    generation = read_json_object(generation_path) if generation_path.exists() else {}
-    eos_ids = [*_eos_ids(path, values), *_eos_ids(generation_path, generation)]
-    return HfConfig(path, values, tuple(sorted(set(eos_ids))))
+    generation = read_json(generation_path)
+    eos_ids: set[int] = set()
+    for file, settings in ((path, values), (generation_path, generation)):
+        value = settings.get("eos_token_id")
+        ids = value if isinstance(value, list) else [] if value is None else [value]
+        for token_id in ids:
+            if isinstance(token_id, bool) or not isinstance(token_id, int) or token_id < 0:
+                raise ModelError(
+                    f"{file}: eos_token_id is {value!r}, but must be a token id >= 0 or a list of "
+                    "them",
+                    field="eos_token_id",
+                )
+        eos_ids.update(ids)
+    return HfConfig(path, values, tuple(sorted(eos_ids)))
 
 
 def check_directory(directory: Path) -> None:
@@ -179,15 +190,3 @@ def check_directory(directory: Path) -> None:
         "tokenizer.json",
         field="model",
     )
-
-
-def _eos_ids(path: Path, values: dict[str, Any]) -> list[int]:
-    value = values.get("eos_token_id")
-    ids = list(value) if isinstance(value, list) else [] if value is None else [value]
-    for token_id in ids:
-        if isinstance(token_id, bool) or not isinstance(token_id, int) or token_id < 0:
-            raise ModelError(
-                f"{path}: eos_token_id is {value!r}, but must be a token id >= 0 or a list of them",
-                field="eos_token_id",
-            )
-    return ids
