@@ -19,7 +19,7 @@ from lmi_core.models.pooling_head import PoolingHead
 from lmi_core.models.pooling_layers import load_pooling_head
 from lmi_core.models.slices import WHOLE, Slicing
 from lmi_core.models.smoothing import LayerFactors, Smoothing, divided
-from lmi_core.models.spec import DecoderSpec, LayerLinear, rotate_half_order
+from lmi_core.models.spec import DecoderSpec, LayerLinear, layer_linears, rotate_half_order
 from lmi_core.models.tensor_reader import Progress, TensorReader
 from lmi_core.models.weight_packing import WeightPacking
 from lmi_core.models.weights import (
@@ -185,18 +185,18 @@ def load_decoder(
         own_heads = slice(*slicing.q_heads(spec.attention.num_q_heads))
         relative_bias = reader.vector(names.relative_bias)[:, own_heads]
     return DecoderWeights(
-        embedding=reader.table(names.embedding),
-        positions=reader.table(names.positions) if names.positions else None,
-        token_types=reader.floats(names.token_types) if names.token_types else None,
-        relative_bias=relative_bias,
-        embedding_norm=_load_norm(reader, spec, "", names.embedding_norm),
-        project_in=projections[0],
-        project_out=projections[1],
         layers=tuple(
             load_layer(reader, spec, i, of_layer, fuses_gate=fuses_gate, slicing=slicing)
             for i, of_layer in enumerate(factors)
         ),
+        embedding_norm=_load_norm(reader, spec, "", names.embedding_norm),
         final_norm=_load_norm(reader, spec, "", names.final_norm, spec.logit_scale),
+        embedding=reader.table(names.embedding),
+        positions=reader.table(names.positions) if names.positions else None,
+        token_types=reader.floats(names.token_types) if names.token_types else None,
+        relative_bias=relative_bias,
+        project_in=projections[0],
+        project_out=projections[1],
         head=head,
     )
 
@@ -247,7 +247,7 @@ def load_layer(
         loaded, by = _load_norm(reader, spec, prefix, name), factors.columns.get(reader_of_it)
         return loaded if loaded is None or by is None else divided(loaded, by)
 
-    linears = slicing.linears(spec, layer_id)
+    linears = slicing.linears(spec, layer_linears(spec, layer_id))
     q_heads = slice(*slicing.q_heads(attention.num_q_heads))
     kv_heads = slice(*slicing.kv_heads(attention.num_kv_heads))
     output = linear(LayerLinear.ATTENTION_OUTPUT)

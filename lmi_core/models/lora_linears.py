@@ -60,7 +60,9 @@ def linear_shapes(spec: DecoderSpec, slicing: Slicing = WHOLE) -> list[LinearSha
 def own_linears(spec: DecoderSpec, slicing: Slicing) -> Iterator[OwnLinear]:
     """What a rank of the model of ``spec`` has."""
     for layer_id in range(spec.num_layers):
-        for linear, (source, rows, bounds) in slicing.linears(spec, layer_id).items():
+        for linear, (source, rows, bounds) in slicing.linears(
+            spec, layer_linears(spec, layer_id)
+        ).items():
             whole_id = linear_id(layer_id, linear)
             if bounds is None:
                 num_outputs = source.num_outputs if rows is None else len(rows)

@@ -8,13 +8,14 @@ with a fixed number its bits don't depend on how many ranks there are.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from lmi_core.errors import UserError
-from lmi_core.models.spec import DecoderSpec, LayerLinear, LinearSource, RowIds, layer_linears
+from lmi_core.models.spec import DecoderSpec, LayerLinear, LinearSource, RowIds
 
 if TYPE_CHECKING:
     from lmi_core.settings.engine_config import EngineConfig
@@ -100,9 +101,10 @@ class Slicing:
             ),
         )
 
-    def linears(self, spec: DecoderSpec, layer_id: int) -> dict[LayerLinear, SlicedLinear]:
-        """This rank's of a layer of the whole model, which ``spec`` is of."""
-        sources = layer_linears(spec, layer_id)
+    def linears(
+        self, spec: DecoderSpec, sources: Mapping[LayerLinear, LinearSource]
+    ) -> dict[LayerLinear, SlicedLinear]:
+        """This rank's of a layer's ``sources``, of the whole model, which ``spec`` is of."""
         inner = sources[LayerLinear.DOWN].num_inputs if LayerLinear.DOWN in sources else 0
         num_heads = spec.attention.num_q_heads
         return {

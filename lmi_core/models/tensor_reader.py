@@ -10,12 +10,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from lmi_core import _native
 from lmi_core.errors import ModelError
 from lmi_core.models.found_model import FoundModel
 from lmi_core.models.slices import Bounds
 from lmi_core.models.spec import RowIds
 from lmi_core.models.weight_packing import WeightPacking
-from lmi_core.models.weights import Linear, MappedFile, is_transposed
+from lmi_core.models.weights import Linear, is_transposed
 from lmi_core.ops.operands import JoinedWeight, LinearWeight, SlicedWeight, Table
 from lmi_core.weights.block_matrix import BlockMatrix
 from lmi_core.weights.float_tensors import (
@@ -62,7 +63,7 @@ class TensorReader:
         self.packing = packing
         self._backend = packing.backend
         self._progress = progress
-        self._files: dict[Path, MappedFile] = {}
+        self._files: dict[Path, _native.MappedFile] = {}
         self._packed_tables: set[str] = set()
         self._num_bytes_done = 0
         self._num_bytes = sum(tensor.num_bytes for tensor in self._tensors.values())
@@ -185,9 +186,7 @@ class TensorReader:
 
     def vector(self, name: str) -> FloatArray:
         """A float32 copy."""
-        tensor, view = self._tensors[name], self._view(name)
-        check_finite(tensor, view)
-        values = to_float32(view, tensor.dtype)
+        values = to_float32(self._finite(name, self._view(name)), self._tensors[name].dtype)
         self._release([name])
         return values
 
@@ -206,7 +205,7 @@ class TensorReader:
             assert isinstance(view, BlockMatrix)
             return view
         if not self._backend.knows_finite and name not in self._packed_tables:
-            check_finite(self._tensors[name], view)
+            self._finite(name, view)
         if self._tensors[name].dtype == "F16" and not self.packing.keeps_halves:
             view = to_float32(view, "F16")
             self._release([name])
@@ -222,7 +221,7 @@ class TensorReader:
         except NotFiniteError:
             for name in names:
                 if name not in self._quantized:
-                    check_finite(self._tensors[name], self._view(name))
+                    self._finite(name, self._view(name))
             raise
 
     def floats(self, name: str) -> npt.NDArray[np.generic]:
@@ -314,9 +313,13 @@ class TensorReader:
             raw = raw.copy()
         return elements(tensor, raw.view(dtype))
 
-    def _file(self, path: Path) -> MappedFile:
+    def _finite(self, name: str, view: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
+        check_finite(self._tensors[name], view)
+        return view
+
+    def _file(self, path: Path) -> _native.MappedFile:
         if path not in self._files:
-            self._files[path] = self._backend.open(path)
+            self._files[path] = _native.MappedFile(str(path))
         return self._files[path]
 
     def _release(self, names: Sequence[str]) -> None:

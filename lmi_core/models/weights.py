@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -17,22 +16,8 @@ from lmi_core.weights.fp8_matrix import Fp8Matrix
 from lmi_core.weights.matrix import Matrix
 
 
-class MappedFile(Protocol):
-    """A read-only view of a file's bytes."""
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether the file was truncated, and zeros were read in its place."""
-        ...
-
-    def array(self, offset: int, num_bytes: int) -> npt.NDArray[np.uint8]: ...
-    def drop(self, offset: int, num_bytes: int) -> None:
-        """These pages aren't needed again."""
-        ...
-
-
 class WeightBackend(Protocol):
-    """Maps files and packs matrices for a device; ``parts`` are row-major [n_i, k] in fp32, fp16,
+    """Packs matrices for a device; ``parts`` are row-major [n_i, k] in fp32, fp16,
     bf16 (as uint16), fp8 or ``format`` itself, ``gated`` ones are gate and up. int8, int4 and fp8
     quantise what isn't; GGUF's types of blocks are never made of others. ``names`` are the parts'
     in the checkpoint."""
@@ -51,7 +36,6 @@ class WeightBackend(Protocol):
         """Whether the checkpoint was packed before, when its numbers were found finite."""
         ...
 
-    def open(self, path: Path) -> MappedFile: ...
     def pack(
         self,
         parts: Sequence[Matrix],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lmi_core import _native
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class NativeWeights:
-    """Maps files and packs matrices for the kernels of one instruction set ("": the best).
+    """Packs matrices for the kernels of one instruction set ("": the best).
 
     What ``packed`` has isn't packed again; it finishes what ``packs_behind`` leaves to it.
     """
@@ -54,9 +53,6 @@ class NativeWeights:
         """Of whole blocks of inputs, in one format."""
         is_one = len({part.format for part in parts}) == 1
         return is_one and parts[0].shape[1] % FP8_BLOCK == 0
-
-    def open(self, path: Path) -> _native.MappedFile:
-        return _native.MappedFile(str(path))
 
     def pack(
         self,

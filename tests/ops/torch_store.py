@@ -1,10 +1,8 @@
-"""What the reference keeps in torch: files, matrices and the cache."""
+"""What the reference keeps in torch: matrices and the cache."""
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -19,25 +17,6 @@ DTypeName = Literal["fp32", "bf16", "fp64"]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
 
 
-class TorchMappedFile:
-    """A read-only mapping of a file."""
-
-    def __init__(self, path: Path) -> None:
-        with path.open("rb") as file:
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-
-    @property
-    def is_lost(self) -> bool:
-        return False
-
-    def array(self, offset: int, num_bytes: int) -> npt.NDArray[np.uint8]:
-        return np.frombuffer(self._map, np.uint8, num_bytes, offset)
-
-    def drop(self, offset: int, num_bytes: int) -> None:
-        start = offset // mmap.PAGESIZE * mmap.PAGESIZE
-        self._map.madvise(mmap.MADV_DONTNEED, start, offset + num_bytes - start)
-
-
 class TorchLinearWeight:
     """Matrix [num_outputs, num_inputs]; a gated one holds gate above up."""
 
@@ -49,7 +28,7 @@ class TorchLinearWeight:
 
 
 class TorchWeights:
-    """Maps files and holds matrices as tensors."""
+    """Holds matrices as tensors."""
 
     @property
     def keeps_blocks(self) -> bool:
@@ -61,9 +40,6 @@ class TorchWeights:
     @property
     def knows_finite(self) -> bool:
         return False
-
-    def open(self, path: Path) -> TorchMappedFile:
-        return TorchMappedFile(path)
 
     def pack(
         self,

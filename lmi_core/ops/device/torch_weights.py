@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Literal, cast
 
 import numpy as np
@@ -62,7 +61,7 @@ class DeviceConstants:
 
 
 class DeviceWeights:
-    """Maps files and copies matrices to a device, part by part."""
+    """Copies matrices to a device, part by part."""
 
     keeps_blocks = knows_finite = False
 
@@ -74,9 +73,6 @@ class DeviceWeights:
 
     def keeps_fp8(self, parts: Sequence[Fp8Matrix]) -> bool:
         return all(part.format == "e4m3" for part in parts)
-
-    def open(self, path: Path) -> _native.MappedFile:
-        return _native.MappedFile(str(path))
 
     def pack(
         self,
