@@ -119,9 +119,10 @@ def _memory(info: dict[str, Any]) -> Finding:
 
 
 def _repack_cache() -> Finding:
-    from lmi_core.weights.repack_cache import RepackCache, cache_directory
+    from lmi_core.user_cache import repack_directory
+    from lmi_core.weights.repack_cache import RepackCache
 
-    directory = cache_directory("auto")
+    directory = repack_directory("auto")
     text = "no home directory" if directory is None else RepackCache(directory, 0).describe()
     return Finding("repack cache", text)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,3 +16,13 @@ def user_cache(environ: Mapping[str, str]) -> Path:
         return Path.home() / ".cache"
     except RuntimeError:
         return Path("/dev/null")
+
+
+def repack_directory(setting: str) -> Path | None:
+    """Of packed weights: the directory that ``repack_cache_dir`` names; None: they aren't kept."""
+    if setting == "none":
+        return None
+    if setting != "auto":
+        return Path(setting).expanduser()
+    directory = user_cache(os.environ) / "lmi" / "packed"
+    return directory if directory.is_absolute() else None

@@ -25,10 +25,10 @@ from lmi_core.models.tensor_reader import Progress, TensorReader
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.text.calibration_text import read_text, sequences_of
 from lmi_core.text.tokenizer import Tokenizer
+from lmi_core.user_cache import repack_directory
 from lmi_core.weights.content_digest import ContentDigests
 from lmi_core.weights.formats import FloatArray
 from lmi_core.weights.matrix import as_floats
-from lmi_core.weights.repack_cache import cache_directory
 
 _log = logging.getLogger(__name__)
 _MAX_SEQUENCES = 16
@@ -116,7 +116,7 @@ def column_peaks(
 
 def _path(config: EngineConfig, found: FoundModel, text: str) -> Path | None:
     """Where the peaks are kept; None: nowhere."""
-    directory = cache_directory(config.repack_cache_dir)
+    directory = repack_directory(config.repack_cache_dir)
     if directory is None:
         return None
     digests = ContentDigests(directory / "sources")

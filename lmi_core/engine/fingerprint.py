@@ -14,11 +14,12 @@ from pathlib import Path
 from lmi_core import _native
 from lmi_core.runners.runner import RunnerInfo
 from lmi_core.settings.engine_config import EngineConfig
+from lmi_core.user_cache import repack_directory
 from lmi_core.version import __version__
 from lmi_core.weights.checkpoint import weight_files
 from lmi_core.weights.content_digest import ContentDigests, Interrupted
 from lmi_core.weights.packed_model import smoothing_settings
-from lmi_core.weights.repack_cache import MIN_CHECKPOINT_BYTES, cache_directory
+from lmi_core.weights.repack_cache import MIN_CHECKPOINT_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +84,8 @@ class FingerprintOf:
 
     def _compute(self, files: Sequence[Path]) -> None:
         config, info = self._config, self._info
-        cache = cache_directory(config.repack_cache_dir)
+        rest = (_build(), info.instruction_set, _formats(config, info))
+        cache = repack_directory(config.repack_cache_dir)
         digests = ContentDigests(None if cache is None else cache / "sources")
         settings = [path for name in _SETTINGS if (path := config.model / name).is_file()]
         try:
@@ -91,8 +93,8 @@ class FingerprintOf:
         except OSError as error:
             log.info("the model has no fingerprint: %s", error)
             return
-        parts = (weights, _build(), info.instruction_set, _formats(config, info))
-        self.text = "fp_" + "_".join(map(_short, parts))
+        parts = [hashlib.sha256(part.encode()).hexdigest() for part in (weights, *rest)]
+        self.text = "_".join(["fp", *(part[:_PART_CHARS] for part in parts)])
 
 
 @cache
@@ -121,7 +123,3 @@ def _formats(config: EngineConfig, info: RunnerInfo) -> str:
             (config.tensor_parallel_degree, config.tp_invariant),
         )
     )
-
-
-def _short(part: str) -> str:
-    return hashlib.sha256(part.encode()).hexdigest()[:_PART_CHARS]

@@ -17,13 +17,13 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from lmi_core import _native
+from lmi_core.user_cache import repack_directory
 from lmi_core.weights.content_digest import FileState, Interrupted
 from lmi_core.weights.packed_file import MatrixLayout, PackedFile
 from lmi_core.weights.quantized.methods import fp4_format, is_in_fp8
 from lmi_core.weights.repack_cache import (
     MIN_CHECKPOINT_BYTES,
     RepackCache,
-    cache_directory,
 )
 
 if TYPE_CHECKING:
@@ -201,7 +201,7 @@ def open_packed_model(
 ) -> PackedModel | None:
     """The place of a model, or of one of its ranks, in the repack cache, if there is one; None for
     a small model."""
-    directory = cache_directory(config.repack_cache_dir)
+    directory = repack_directory(config.repack_cache_dir)
     if checkpoint.stored_bytes < MIN_CHECKPOINT_BYTES:
         return None
     return PackedModel(

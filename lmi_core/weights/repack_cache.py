@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import BinaryIO
 
 from lmi_core import _native
-from lmi_core.user_cache import user_cache
 from lmi_core.weights.content_digest import ContentDigests
 from lmi_core.weights.packed_file import PackedFile, write_packed_file
 
@@ -42,16 +41,6 @@ def discard_partial_files() -> None:
 
 
 _SUFFIX = ".packed"
-
-
-def cache_directory(setting: str) -> Path | None:
-    """The directory that ``repack_cache_dir`` names; None: no cache."""
-    if setting == "none":
-        return None
-    if setting != "auto":
-        return Path(setting).expanduser()
-    directory = user_cache(os.environ) / "lmi" / "packed"
-    return directory if directory.is_absolute() else None
 
 
 class RepackCache:

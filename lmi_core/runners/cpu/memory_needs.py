@@ -20,6 +20,7 @@ from lmi_core.runners.draft_steps import draft_rows
 from lmi_core.runners.step_memory import KvCacheSize, StepSizes, size_kv_cache
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.units import megabytes
+from lmi_core.user_cache import repack_directory
 from lmi_core.weights.mxfp4 import MXFP4_ENDINGS
 from lmi_core.weights.quantized.methods import (
     MXFP4,
@@ -28,7 +29,7 @@ from lmi_core.weights.quantized.methods import (
     widened_format,
 )
 from lmi_core.weights.quantized.settings import QuantizationSettings
-from lmi_core.weights.repack_cache import MIN_CHECKPOINT_BYTES, cache_directory
+from lmi_core.weights.repack_cache import MIN_CHECKPOINT_BYTES
 
 _BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1.0, "fp8": 1.0, "int4": 4.25 / 8}
 _BYTES |= {"llm_int8": 1.0, "eetq": 1.0, "smoothquant": 1.0, "nf4": 4.5 / 8, "fp4": 4.5 / 8}
@@ -181,7 +182,7 @@ def check_memory(found: FoundModel, claimed_bytes: int = 0) -> Estimate:
 
 def shares_weights(config: EngineConfig, stored_bytes: int) -> bool:
     """Whether processes find the packed weights of a checkpoint of this size in the cache."""
-    is_kept = cache_directory(config.repack_cache_dir) is not None
+    is_kept = repack_directory(config.repack_cache_dir) is not None
     return is_kept and stored_bytes >= MIN_CHECKPOINT_BYTES
 
 
