@@ -2,8 +2,8 @@
 that they read and give and what is constant in them; and the ops that append nodes, but for those
 of experts, of kept rows and of ranks.
 
-A device lowers nodes to what it runs: ``ops.cpu`` to kernels on the CPU, ``ops.device.eager`` to
-torch calls, ``ops.device.step_lowering`` to a list that C++ launches.
+A device lowers nodes to what it runs: ``ops.lowering`` to kernels on the CPU, ``ops.device.eager``
+to torch calls, ``ops.device.step_lowering`` to a list that C++ launches.
 """
 
 from __future__ import annotations

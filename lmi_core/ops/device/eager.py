@@ -23,8 +23,8 @@ from lmi_core.ops.device.sampling_inputs import SamplingInputs
 from lmi_core.ops.device.torch_weights import DTYPES, DeviceConstants, DeviceWeight
 from lmi_core.ops.graph import Graph, Handle, Node
 from lmi_core.ops.kernels.select import Kernels
+from lmi_core.ops.lowering import last_uses, narrow_products, quantized_rows
 from lmi_core.ops.operands import ExpertMatrices, LinearWeight
-from lmi_core.ops.uses import last_uses, narrow_products, quantized_rows
 
 _RESULTS = ("sample", "output", "meet")
 """Ops that compute nothing here: their operands are what a graph gives, in this order."""

@@ -24,8 +24,8 @@ from lmi_core.ops.device.torch_weights import DeviceWeight
 from lmi_core.ops.graph import Graph, Handle, RowSymbol
 from lmi_core.ops.kernels.cuda import cublaslt
 from lmi_core.ops.kernels.cuda.attention import DTYPES
+from lmi_core.ops.lowering import narrow_products, quantized_rows
 from lmi_core.ops.operands import LinearWeight
-from lmi_core.ops.uses import narrow_products, quantized_rows
 
 
 class NotNativeError(Exception):

@@ -1,9 +1,30 @@
-"""What follows from a graph's nodes alone, for those who lower them."""
+"""Lowering of a graph to the CPU's, and what follows from its nodes alone for any device."""
 
 from __future__ import annotations
 
+from lmi_core import _native
 from lmi_core.ops.graph import Graph, Handle, Node
-from lmi_core.ops.operands import JoinedWeight, LinearWeight
+from lmi_core.ops.operands import JoinedWeight, LinearWeight, SlicedWeight
+
+
+def lower(graph: Graph, target: _native.Graph) -> dict[Handle, _native.Handle]:
+    """Record ``graph`` into the engine's own, whose methods are the ops; the caller finishes it.
+    Returns its handles."""
+    quantized = quantized_rows(graph)
+    values: dict[Handle, _native.Handle] = {}
+    for node in graph.nodes:
+        arguments = {**node.attributes, **{name: values[h] for name, h in node.operands.items()}}
+        if node.op in ("rms_norm", "norm") and node.result in quantized:
+            reader = quantized[node.result]
+            arguments["reader"] = reader.parts[0] if isinstance(reader, JoinedWeight) else reader
+        if isinstance(arguments.get("weight"), JoinedWeight):
+            arguments["weight"] = [*arguments["weight"].parts]
+        if isinstance(slices := arguments.get("slices"), SlicedWeight):
+            arguments["slices"] = [*slices.slices]
+        result = getattr(target, node.op)(**arguments)
+        if node.result is not None:
+            values[node.result] = result
+    return values
 
 
 def last_uses(graph: Graph) -> list[tuple[Handle, ...]]:
