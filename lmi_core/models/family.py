@@ -177,7 +177,9 @@ def decoder_spec(
         )
         ropes = (rope,) * spec.num_layers
     longest = max(scaled_max_positions(rope, positions) for rope in ropes)
-    return replace(spec, **{"ropes": ropes, "max_positions": longest, **changes})
+    names = changes.get("names", spec.names)
+    gated = bool(names.gate or names.gate_up)
+    return replace(spec, **{"ropes": ropes, "max_positions": longest, "gated": gated, **changes})
 
 
 def expert_spec(

@@ -34,15 +34,17 @@ def gguf_spec(
         output_bias=f"{_FIRST}attn_output.bias" in tensors,
         interleaved=spec.attention.interleaved or architecture in INTERLEAVED,
     )
+    names = _names(spec.names, tensors)
     return replace(
         spec,
         attention=attention,
+        gated=spec.gated or bool(names.gate),
         experts=None if spec.experts is None else _experts(spec.experts, tensors),
         norm=replace(spec.norm, offset=0.0, bias="output_norm.bias" in tensors),
         mlp_bias=f"{_FIRST}ffn_up.bias" in tensors,
         head_bias="output.bias" in tensors,
         tied_head="output.weight" not in tensors,
-        names=_names(spec.names, tensors),
+        names=names,
     )
 
 

@@ -179,6 +179,8 @@ class DecoderSpec:
     tied_head: bool
     is_causal: bool = True
     """A token sees those before it; otherwise all of its sequence."""
+    gated: bool = True
+    """The MLP multiplies its activation by a second projection."""
     mlp_bias: bool = False
     head_bias: bool = False
     normed_head: bool = False
@@ -217,11 +219,6 @@ class DecoderSpec:
     def num_cache_layers(self) -> int:
         """Layers of the KV cache: one that all share where no later step reads it."""
         return self.num_layers if self.is_causal else 1
-
-    @property
-    def gated(self) -> bool:
-        """Whether the MLP multiplies its activation by a second projection."""
-        return bool(self.names.gate or self.names.gate_up)
 
 
 class LayerLinear(IntEnum):

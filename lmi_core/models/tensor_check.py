@@ -289,11 +289,8 @@ def _norm_shapes(spec: DecoderSpec, *names: str) -> dict[str, tuple[int, ...]]:
 
 def _layer_shapes(spec: DecoderSpec, layer_id: int) -> dict[str, tuple[int, ...]]:
     names, attention = spec.names, spec.attention
-    shapes = _norm_shapes(
-        spec,
-        *(names.attention_norm, names.attention_post_norm),
-        *(names.mlp_norm, names.mlp_post_norm),
-    )
+    norms = (names.attention_norm, names.attention_post_norm, names.mlp_norm, names.mlp_post_norm)
+    shapes, head_norms = _norm_shapes(spec, *norms), _qk_norm_shapes(spec)
     for source in layer_linears(spec, layer_id).values():
         for name, num_outputs in source.modules:
             shape = num_outputs, source.num_inputs
@@ -304,7 +301,7 @@ def _layer_shapes(spec: DecoderSpec, layer_id: int) -> dict[str, tuple[int, ...]
         shapes[names.sinks] = (attention.num_q_heads,)
     if attention.latent is not None:
         shapes |= _latent_shapes(attention.latent, spec.hidden_size, attention.num_q_heads)
-    return shapes | _qk_norm_shapes(spec)
+    return shapes | head_norms
 
 
 def _latent_shapes(latent: LatentSpec, hidden: int, num_heads: int) -> dict[str, tuple[int, ...]]:
