@@ -84,8 +84,9 @@ def find_model(asked: EngineConfig, opened: Checkpoint | None = None) -> FoundMo
     UserError for a length, a task or a degree of ranks that the model doesn't have.
     """
     checkpoint = opened or Checkpoint(asked.model)
-    layout = layout_of(checkpoint.quantization)
-    made = quantization_at_load(checkpoint, asked.quantize)
+    settings = checkpoint.quantization
+    layout = None if settings is None else layout_of(settings)
+    made = None if asked.quantize is None else quantization_at_load(checkpoint, asked.quantize)
     if made == "smoothquant":
         _check_smoothquant(asked)
     config, spec, pooling = spec_and_pooling(checkpoint.config, asked)
@@ -105,6 +106,7 @@ def find_model(asked: EngineConfig, opened: Checkpoint | None = None) -> FoundMo
     slicing = slicing_of(asked, spec)
     # Rows are put into a matrix's order as they are rounded, for one matrix as a whole.
     rounds_rows = made is None and asked.device == "cpu" and asked.activations != "bf16"
+    coded = made is not None or settings is not None
     keeps_orders = rounds_rows and spec.experts is None and slicing.is_whole
     found = FoundModel(
         asked=asked,
@@ -123,7 +125,7 @@ def find_model(asked: EngineConfig, opened: Checkpoint | None = None) -> FoundMo
         notes=(
             *spec.notes,
             *checkpoint.gguf_notes,
-            *notes_on_rows(checkpoint, asked, made, keeps_orders=keeps_orders),
+            *(notes_on_rows(checkpoint, asked, made, keeps_orders=keeps_orders) if coded else ()),
             *_notes(spec, asked.max_model_len, checkpoint, held.tensors),
         ),
     )

@@ -33,6 +33,10 @@ class Checkpoint:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._states: dict[Path, FileState] = {}
+        for file in weight_files(path):
+            with suppress(OSError):  # reading it says why
+                self._states[file] = FileState.of(file)
         self.config = read_hf_config(path)
         gguf = self.config.values.get("gguf")
         settings = gguf if isinstance(gguf, dict) else {}
@@ -41,16 +45,12 @@ class Checkpoint:
         notes = settings.get("notes")
         self.gguf_notes = tuple(map(str, notes)) if isinstance(notes, list) else ()
         """What its GGUF file doesn't say, or says in vain."""
-        self._states: dict[Path, FileState] = {}
         self.quantization = read_settings(self.config)
         """What its files say of how it is quantised; None: it isn't."""
 
     @cached_property
     def tensors(self) -> Mapping[str, TensorInfo]:
         """By the names that the files have."""
-        for path in weight_files(self.path):
-            with suppress(OSError):  # reading it says why
-                self._states[path] = FileState.of(path)
         return read_checkpoint(self.path)
 
     @property

@@ -47,12 +47,12 @@ _LAYOUTS: dict[str, Callable[[QuantizationSettings], Layout]] = {
 }
 
 
-def layout_of(settings: QuantizationSettings | None) -> Layout | None:
+def layout_of(settings: QuantizationSettings) -> Layout | None:
     """How linear layers are stored in integers; None: they aren't (but may be in fp8 or blocks).
 
     Raises ModelError for a quantisation that can't be read.
     """
-    if settings is None or settings.method == GGUF:
+    if settings.method == GGUF:
         return None
     if is_in_fp8(settings):
         check_blocks(settings)
@@ -80,12 +80,10 @@ def can_be_quantized(checkpoint: Checkpoint) -> bool:
 
 
 def quantization_at_load(
-    checkpoint: Checkpoint, asked: Quantization | CheckpointMethod | LibraryMethod | None
+    checkpoint: Checkpoint, asked: Quantization | CheckpointMethod | LibraryMethod
 ) -> Quantization | None:
     """What matrices are quantised to; None: nothing. ModelError if that doesn't go with the
     checkpoint."""
-    if asked is None:
-        return None
     if problem := objection(asked, checkpoint.quantization):
         raise ModelError(f"{checkpoint.config.path}: quantize={asked}: {problem}", field="quantize")
     settings = checkpoint.quantization
