@@ -58,22 +58,12 @@ class FoundModel:
     """What is served otherwise than the files say, for explanations and the log."""
     tokenizer: Tokenizer | None = None
     """Where it was read already: that of the one engine which takes this."""
-    draft: FoundModel | None = None
-    """What drafts for it."""
+    drafts: tuple[FoundModel, ...] = ()
+    """The model that drafts for it."""
     heads: DraftHeads | None = None
     """What drafts for it instead."""
-
-    @property
-    def drafted_by(self) -> str:
-        """In words; "": nobody drafts for it."""
-        if self.draft is not None:
-            return str(self.draft.asked.model)
-        return "" if self.heads is None else self.heads.description
-
-    @property
-    def models(self) -> tuple[FoundModel, ...]:
-        """It, and what drafts for it."""
-        return (self,) if self.draft is None else (self, self.draft)
+    drafted_by: str = ""
+    """Who does, in words; "": nobody."""
 
 
 def find_model(asked: EngineConfig, opened: Checkpoint | None = None) -> FoundModel:
@@ -165,10 +155,10 @@ def _with_drafts(asked: EngineConfig, found: FoundModel) -> FoundModel:
         if found.pooling is not None or not found.spec.has_head:
             raise ModelError(f"{asked.model} gives embeddings or scores: nothing is drafted for it")
         if has_medusa_heads(path):
-            return replace(found, heads=find_medusa_heads(path, found.spec))
+            return _with_heads(found, find_medusa_heads(path, found.spec))
         checkpoint = Checkpoint(path)
         if has_eagle_head(checkpoint):
-            return replace(found, heads=find_eagle_head(checkpoint, found.spec))
+            return _with_heads(found, find_eagle_head(checkpoint, found.spec))
         config = draft_config(asked, checkpoint)
         draft = replace(find_model(replace(config, speculation=None), checkpoint), asked=config)
         check_vocabulary(asked.model, path)
@@ -176,7 +166,11 @@ def _with_drafts(asked: EngineConfig, found: FoundModel) -> FoundModel:
         raise
     except UserError as error:
         raise ModelError(f"the draft model: {error}", field=DRAFT_MODEL) from None
-    return replace(found, draft=draft)
+    return replace(found, drafts=(draft,), drafted_by=str(path))
+
+
+def _with_heads(found: FoundModel, heads: DraftHeads) -> FoundModel:
+    return replace(found, heads=heads, drafted_by=heads.description)
 
 
 def _notes(

@@ -123,12 +123,8 @@ class KvCacheSize:
     """The size of the block pool and why it has that size."""
 
     num_blocks: int
-    block_bytes: int
+    num_bytes: int
     reason: str
-
-    @property
-    def num_bytes(self) -> int:
-        return self.num_blocks * self.block_bytes
 
 
 def size_kv_cache(
@@ -165,7 +161,7 @@ def size_kv_cache(
                 field="max_batch_total_tokens",
             )
         if most <= num_blocks:
-            return KvCacheSize(most, block_bytes, "max_batch_total_tokens")
+            return KvCacheSize(most, most * block_bytes, "max_batch_total_tokens")
     if config.kv_cache_bytes is None and spare is None:
         tokens = min(max_model_len, DEFAULT_CONTEXT_TOKENS)
         wanted = config.max_num_seqs * -(-tokens // config.block_size)
@@ -184,7 +180,7 @@ def size_kv_cache(
             f" {shorter}kv_cache_bytes to at least {needed}",
             field="kv_cache_bytes",
         )
-    return KvCacheSize(num_blocks, block_bytes, reason)
+    return KvCacheSize(num_blocks, num_blocks * block_bytes, reason)
 
 
 def _default_budget(num_models: int, claimed_bytes: int) -> tuple[int, str]:

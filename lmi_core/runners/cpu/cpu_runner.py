@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import repeat
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from lmi_core.models.decoder import KeptStates
     from lmi_core.models.found_model import FoundModel
     from lmi_core.models.loader import LoadedModel
+    from lmi_core.ops.cpu import NativeWeights
     from lmi_core.runners.cpu.ranks import Ranks
     from lmi_core.runners.runner import AdapterStore, BlockMemory
     from lmi_core.weights.formats import FloatArray
-    from lmi_core.weights.packed_model import PackedModel
 
 log = logging.getLogger(__name__)
 
@@ -58,14 +58,15 @@ class CpuRunner:
         draft: LoadedModel | None,
         memory: KvCacheSize,
         claim: object,
-        packed: Sequence[PackedModel],
+        backends: Sequence[NativeWeights],
         ranks: Ranks | None,
     ) -> None:
         """``model``, ``draft``: what was found, loaded; ``memory``: of its KV cache; ``claim``: who
-        has claimed that; ``packed``: where matrices are kept. ``ranks``: the others of those that
-        compute it, of which this is rank 0: its worker computes a slice of a step, and samples."""
-        self.memory, self._claim = memory, claim
-        self._packed, self._ranks = packed, ranks
+        has claimed that; ``backends``: who packed their weights. ``ranks``: the others of those
+        that compute it, of which this is rank 0: its worker computes a slice of a step, and
+        samples."""
+        self.memory, self._claim, self._ranks = memory, claim, ranks
+        self._packed = [each.packed for each in backends if each.packed is not None]
         config, spec = found.asked, model.spec
         sizes = StepSizes.of_model(config, spec)
         shared = StepMemory.of(config, sizes, memory.num_blocks)
@@ -98,8 +99,10 @@ class CpuRunner:
         """The graph that gives hidden states, once they were wanted, and these."""
         if model.head is not None:
             self.head = model.head
-        self.drafter = _drafter(found, model, draft, kept, sizes, shared)
-        self._worker: _native.Worker | None = SharedWorkers.acquire(num_rank_threads(config))
+        self.drafter: DraftChains | None = None
+        if found.drafted_by:
+            self.drafter = _drafter(found, model, draft, kept, sizes, shared)
+        self._worker: _native.Worker | None = SharedWorkers.acquire(backends[0].num_threads)
         if self.drafter is not None:
             self.drafter.worker = self._worker
         self.completion_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -107,7 +110,7 @@ class CpuRunner:
         self._report(config)
         HOST_MEMORY.claim(claim, self.info.weight_bytes + self.info.kv_cache_bytes)
         recorded.cache.lay_pages_ahead(0)
-        for each in packed:
+        for each in self._packed:
             each.save()
 
     def _info(self, found: FoundModel, model: LoadedModel, sizes: StepSizes) -> RunnerInfo:
@@ -223,16 +226,16 @@ def _drafter(
     kept: KeptStates | None,
     sizes: StepSizes,
     shared: StepMemory,
-) -> DraftChains | None:
+) -> DraftChains:
     """What drafts for ``model``. ``kept``, ``sizes``, ``shared``: of its steps."""
     config, heads = found.asked, found.heads
-    if found.draft is not None and draft is not None:
-        return CpuDraftRunner(found.draft.asked, draft, sizes, shared)
     if isinstance(heads, MedusaHeads):
         return MedusaRunner(config, model, heads, sizes, shared)
-    if isinstance(heads, EagleHead) and kept is not None:
+    if isinstance(heads, EagleHead):
+        assert kept is not None
         return EagleRunner(config, model, heads, kept, sizes, shared)
-    return None
+    assert draft is not None
+    return CpuDraftRunner(found.drafts[0].asked, draft, sizes, shared)
 
 
 def load_cpu_runner(
@@ -248,26 +251,27 @@ def load_cpu_runner(
     from lmi_core.models.loader import load_weights
     from lmi_core.runners.cpu.ranks import Ranks
 
-    found = find_cpu_model(asked) if isinstance(asked, EngineConfig) else asked
-    config = with_bound_cpus(found.asked)
-    found = replace(found, asked=config)
-    models, ranks, claim = found.models, None, object()
+    config = with_bound_cpus(asked if isinstance(asked, EngineConfig) else asked.asked)
+    if isinstance(asked, EngineConfig):
+        found = find_cpu_model(config)
+    else:
+        found = replace(asked, asked=config)
+    models, ranks, claim = (found, *found.drafts), None, object()
     on_weights = None if progress is None else partial(progress, "weights")
     needs = HOST_MEMORY.claim_checked(claim, partial(check_memory, found))
     with ExitStack() as failed, memory_errors():
         failed.callback(HOST_MEMORY.release, claim)
         if on_found is not None:
             on_found(found.spec.vocab_size, found.config.eos_token_ids)
-        with bound_to(config.bound_cpus[0] if config.bound_cpus else ()):
+        with bound_to(config.bound_cpus[0]) if config.bound_cpus else nullcontext():
             smoothings = [smoothing_for(each, progress) for each in models]
             if found.slicing.num_ranks > 1:
                 ranks = Ranks(config, smoothings[0])
                 failed.callback(ranks.close)
             backends = [open_weights(each) for each in models]
             model, *drafts = map(load_weights, models, backends, repeat(on_weights), smoothings)
-            packed = [each.packed for each in backends if each.packed is not None]
             draft = drafts[0] if drafts else None
-            runner = CpuRunner(found, model, draft, needs.blocks, claim, packed, ranks)
+            runner = CpuRunner(found, model, draft, needs.blocks, claim, backends, ranks)
         failed.pop_all()
     return runner, model
 
@@ -297,7 +301,7 @@ def keep_packed(found: FoundModel, progress: Progress | None = None) -> None:
         return  # each rank packs its own slice
     on_weights = None if progress is None else partial(progress, "weights")
     with memory_errors():
-        for each in found.models:
+        for each in (found, *found.drafts):
             weights = open_weights(each)
             if weights.packed is not None and not weights.packed.is_stored:
                 load_weights(each, weights, on_weights, smoothing_for(each, progress))

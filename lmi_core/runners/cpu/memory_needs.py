@@ -66,8 +66,10 @@ def estimate(found: FoundModel, claimed_bytes: int = 0) -> Estimate:
     """What the CPU engine takes for a model whose files are here, and for what drafts for it;
     ``claimed_bytes``: what other engines have. Raises InsufficientMemoryError for a KV cache that
     can't be had."""
-    config, models = found.asked, found.models
-    pool_bytes, sizes = _pool_block_bytes(found), StepSizes.of_model(config, found.spec)
+    config, models = found.asked, (found, *found.drafts)
+    pool_bytes = _pool_block_bytes(found)
+    stored = sum(each.checkpoint.stored_bytes for each in models)
+    sizes = StepSizes.of_model(config, found.spec)
     blocks = size_kv_cache(
         config,
         block_bytes=pool_bytes,
@@ -80,8 +82,8 @@ def estimate(found: FoundModel, claimed_bytes: int = 0) -> Estimate:
         weights=sum(map(_weight_bytes, models))
         + (0 if found.heads is None else found.heads.num_weights),
         workspace=_workspace_bytes(found, sizes)
-        + (0 if found.draft is None else _draft_workspace_bytes(config, found.draft.spec)),
-        stored=sum(each.checkpoint.stored_bytes for each in models),
+        + sum(_draft_workspace_bytes(config, draft.spec) for draft in found.drafts),
+        stored=stored,
     )
 
 
@@ -89,8 +91,8 @@ def _pool_block_bytes(found: FoundModel) -> int:
     """Of a KV block of a model, in all its ranks, and of what drafts for it."""
     config, spec, dtype = found.asked, found.slicing.spec(found.spec), found.dtype
     num_bytes = found.slicing.num_ranks * block_bytes(config, spec, dtype)
-    if found.draft is not None:
-        num_bytes += block_bytes(found.draft.asked, found.draft.spec, found.draft.dtype)
+    for draft in found.drafts:
+        num_bytes += block_bytes(draft.asked, draft.spec, draft.dtype)
     if isinstance(found.heads, EagleHead):
         # That of the head's layer, and the states that it goes on from.
         spec = found.heads.spec

@@ -105,7 +105,7 @@ def check_instruction_set(name: str, said: str) -> None:
 def check_heads(found: FoundModel) -> None:
     """Raise ModelError for heads that attention has no room for in a thread's scratch memory, of
     the model and of what drafts for it."""
-    specs = [(each.config, each.spec) for each in found.models]
+    specs = [(each.config, each.spec) for each in (found, *found.drafts)]
     if isinstance(found.heads, EagleHead):
         specs.append((found.config, found.heads.spec))
     for config, spec in specs:

@@ -53,7 +53,8 @@ def load_device_runner(
     memory = memory_of(device)
     found = find_model(asked) if isinstance(asked, EngineConfig) else asked
     others_bytes = 0 if memory is None else memory.allocated_bytes()
-    smoothings = [smoothing_for(each, progress) for each in found.models]
+    models = (found, *found.drafts)
+    smoothings = [smoothing_for(each, progress) for each in models]
     with ExitStack() as failed:
         ranks = _start_ranks(config, smoothings[0], chosen)
         if ranks is not None:
@@ -62,14 +63,14 @@ def load_device_runner(
             on_weights = None if progress is None else partial(progress, "weights")
             model, *drafts = (
                 load_weights(each, DeviceWeights(device, config.activations), on_weights, smoothing)
-                for each, smoothing in zip(found.models, smoothings, strict=True)
+                for each, smoothing in zip(models, smoothings, strict=True)
             )
         except torch.OutOfMemoryError as error:
             raise _no_room_for_weights(config, found.checkpoint, device) from error
         drafting: Drafting | None = None
         name = found.drafted_by
-        if found.draft is not None:
-            drafting = Drafting(name, found.draft.asked, drafts[0], device)
+        if found.drafts:
+            drafting = Drafting(name, found.drafts[0].asked, drafts[0], device)
         elif isinstance(found.heads, EagleHead):
             drafting = EagleDrafting(name, config, model, found.heads, device)
         elif found.heads is not None:

@@ -79,7 +79,7 @@ class TransformersRunner:
             num_blocks=memory.num_blocks,
             block_size=config.block_size,
             weight_bytes=model.num_bytes,
-            kv_cache_bytes=memory.num_blocks * memory.block_bytes,
+            kv_cache_bytes=memory.num_bytes,
             num_threads=config.num_threads or torch.get_num_threads(),
             dtype=model.dtype,
             quantize=model.quantize,
