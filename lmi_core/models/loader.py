@@ -167,6 +167,12 @@ def load_decoder(
     """All that ``spec`` has, with as many layers as there are ``factors``, or of it what
     ``slicing`` says."""
     names, head_format = spec.names, reader.packing.head_format
+    layers = tuple(
+        load_layer(reader, spec, i, of_layer, fuses_gate=fuses_gate, slicing=slicing)
+        for i, of_layer in enumerate(factors)
+    )
+    embedding_norm = _load_norm(reader, spec, "", names.embedding_norm)
+    final_norm = _load_norm(reader, spec, "", names.final_norm, spec.logit_scale)
     head: Linear | None = None
     tokens = slice(*slicing.vocabulary(spec.vocab_size)) if slicing.num_ranks > 1 else None
     if not spec.has_head:
@@ -185,18 +191,15 @@ def load_decoder(
         own_heads = slice(*slicing.q_heads(spec.attention.num_q_heads))
         relative_bias = reader.vector(names.relative_bias)[:, own_heads]
     return DecoderWeights(
-        layers=tuple(
-            load_layer(reader, spec, i, of_layer, fuses_gate=fuses_gate, slicing=slicing)
-            for i, of_layer in enumerate(factors)
-        ),
-        embedding_norm=_load_norm(reader, spec, "", names.embedding_norm),
-        final_norm=_load_norm(reader, spec, "", names.final_norm, spec.logit_scale),
         embedding=reader.table(names.embedding),
         positions=reader.table(names.positions) if names.positions else None,
         token_types=reader.floats(names.token_types) if names.token_types else None,
         relative_bias=relative_bias,
+        embedding_norm=embedding_norm,
         project_in=projections[0],
         project_out=projections[1],
+        layers=layers,
+        final_norm=final_norm,
         head=head,
     )
 
