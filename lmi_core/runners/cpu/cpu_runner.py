@@ -23,7 +23,7 @@ from lmi_core.runners.cpu.memory_needs import check_memory, memory_errors
 from lmi_core.runners.cpu.rank_hosts import host_cpus
 from lmi_core.runners.cpu.ranked_adapters import RankedAdapters, lora_store
 from lmi_core.runners.cpu.ranked_blocks import RankedBlocks
-from lmi_core.runners.cpu.recorded_model import RecordedModel, open_weights
+from lmi_core.runners.cpu.recorded_model import RecordedModel, open_weights, smoothing_of
 from lmi_core.runners.cpu.shared_workers import SharedWorkers
 from lmi_core.runners.cpu.sizes import cache_dtype, find_cpu_model
 from lmi_core.runners.memory_claims import HOST_MEMORY
@@ -247,7 +247,6 @@ def load_cpu_runner(
 
     Raises ModelError for files that can't be served, UserError for sizes that don't fit.
     """
-    from lmi_core.calibration.peaks import smoothing_for
     from lmi_core.models.loader import load_weights
     from lmi_core.runners.cpu.ranks import Ranks
 
@@ -264,7 +263,7 @@ def load_cpu_runner(
         if on_found is not None:
             on_found(found.spec.vocab_size, found.config.eos_token_ids)
         with bound_to(config.bound_cpus[0]) if config.bound_cpus else nullcontext():
-            smoothings = [smoothing_for(each, progress) for each in models]
+            smoothings = [smoothing_of(each, progress) for each in models]
             if found.slicing.num_ranks > 1:
                 ranks = Ranks(config, smoothings[0])
                 failed.callback(ranks.close)
@@ -294,7 +293,6 @@ def with_bound_cpus(config: EngineConfig) -> EngineConfig:
 def keep_packed(found: FoundModel, progress: Progress | None = None) -> None:
     """Put a model's packed weights into the repack cache, unless they are there or have no place:
     processes that load the model afterwards share their memory. Raises as ``load_cpu_runner``."""
-    from lmi_core.calibration.peaks import smoothing_for
     from lmi_core.models.loader import load_weights
 
     if found.slicing.num_ranks > 1:
@@ -304,6 +302,6 @@ def keep_packed(found: FoundModel, progress: Progress | None = None) -> None:
         for each in (found, *found.drafts):
             weights = open_weights(each)
             if weights.packed is not None and not weights.packed.is_stored:
-                load_weights(each, weights, on_weights, smoothing_for(each, progress))
+                load_weights(each, weights, on_weights, smoothing_of(each, progress))
                 weights.packed.save()
                 weights.packed.wait()

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from lmi_core.models.decoder import KeptStates
     from lmi_core.models.found_model import FoundModel
     from lmi_core.models.loader import LoadedModel
+    from lmi_core.models.smoothing import Smoothing
     from lmi_core.models.spec import DecoderSpec
     from lmi_core.ops.cpu import NativeWeights
     from lmi_core.ops.graph import Graph, Handle
@@ -79,6 +80,17 @@ class RecordedModel:
         handle = lower(graph, target)[result]
         target.finish()
         return target, handle
+
+
+def smoothing_of(
+    found: FoundModel, progress: Callable[[str, int, int], None] | None
+) -> Smoothing | None:
+    """As ``smoothing_for``, which is imported only where SmoothQuant is asked for."""
+    if found.quantize != "smoothquant":
+        return None
+    from lmi_core.calibration.peaks import smoothing_for
+
+    return smoothing_for(found, progress)
 
 
 def open_weights(found: FoundModel) -> NativeWeights:
