@@ -23,10 +23,14 @@ from tests.engine.harness import assert_nothing_leaked, collect, run, until
 
 torch = pytest.importorskip("torch", exc_type=ImportError)
 
-from lmi_core.ops.device import step_lowering, torch_weights  # noqa: E402
+from lmi_core.ops.device import (  # noqa: E402
+    eager,
+    product_lowering,
+    step_lowering,
+    torch_weights,
+)
 from lmi_core.ops.device.recorded_steps import Node, RecordedSteps  # noqa: E402
 from lmi_core.ops.device.step_list import StepListSizes  # noqa: E402
-from lmi_core.ops.graph import Graph  # noqa: E402
 from lmi_core.ops.kernels.cuda import (  # noqa: E402
     cublaslt,
     library,
@@ -167,7 +171,8 @@ def test_rows_quantized_on_the_way(quantize: str, monkeypatch: pytest.MonkeyPatc
     wanted = [(prompt, params) for prompt in prompts(3, 20)]
     config = configured(quantize=quantize, overlap=False)
     fused = assert_same(config, wanted, monkeypatch)
-    monkeypatch.setattr(Graph, "quantized_rows", lambda graph: {})
+    for lowering in (eager, product_lowering):
+        monkeypatch.setattr(lowering, "quantized_rows", lambda graph: {})
     assert_alike(fused, assert_same(config, wanted, monkeypatch))
     assert counts[-1] - counts[0] == {"quantize_rows": 3 * 3 + 1}  # of layers and the head
     assert counts[0] - counts[-1] == {}
