@@ -103,16 +103,18 @@ LinearWeight make_weight(const Case& test) {
 }
 
 template <typename Args>
-void run_kernel(const cpu::Kernel<Args>& kernel, const Args& args) {
+void run_kernel(const cpu::Kernel<Args>& kernel, const Args& args, int32_t num_threads = 1) {
   static AlignedMemory memory(cpu::kScratchBytes);
   cpu::Scratch scratch{memory.data(), cpu::kScratchBytes};
-  const int64_t num_chunks = kernel.num_chunks(args, 1);
-  for (int64_t chunk = 0; chunk < num_chunks; ++chunk) kernel.run(args, chunk, 1, scratch);
+  const int64_t num_chunks = kernel.num_chunks(args, num_threads);
+  for (int64_t chunk = 0; chunk < num_chunks; ++chunk) {
+    kernel.run(args, chunk, num_threads, scratch);
+  }
 }
 
 // Rows [first, first + count) of the inputs, with an outlier each, times the weight.
 std::vector<float> multiply(const cpu::Kernels& kernels, const LinearWeight& owner, int64_t first,
-                            int64_t count) {
+                            int64_t count, int32_t num_threads = 1) {
   const cpu::PackedLinear& weight = owner.packed();
   auto floats = normal_floats(kRows * kInputs, 2);
   for (int64_t row = 0; row < kRows; ++row) floats[row * kInputs + 7 * row] *= 60.0f;
@@ -144,7 +146,7 @@ std::vector<float> multiply(const cpu::Kernels& kernels, const LinearWeight& own
   args.num_rows = count;
   args.y = y.data();
   args.y_stride = kOutputs;
-  run_kernel(kernels.linear, args);
+  run_kernel(kernels.linear, args, num_threads);
   return y;
 }
 
@@ -222,6 +224,39 @@ TEST(linears_give_the_same_bits_while_their_weight_is_packed) {
     EXPECT(multiply(kernels, weight, 0, kRows) == wanted);
     packing.join();
   }
+}
+
+TEST(linears_give_the_same_bits_in_chunks_for_any_number_of_threads) {
+  for (const Case& test : linear_cases()) {
+    const LinearWeight weight = make_weight(test);
+    for (const Table& table : tables()) {
+      for (const int64_t count : {1, 3, 8, 37}) {
+        const auto wanted = multiply(table.kernels, weight, 0, count);
+        for (const int32_t num_threads : {2, 3, 8, 16, 64}) {
+          const auto got = multiply(table.kernels, weight, 0, count, num_threads);
+          LMI_CHECK(std::memcmp(got.data(), wanted.data(), got.size() * sizeof(float)) == 0,
+                    test.name, " on ", table.name, " has other bits for ", num_threads, " threads");
+        }
+      }
+    }
+  }
+}
+
+TEST(linears_have_narrower_chunks_where_threads_are_many) {
+  cpu::LinearArgs args;
+  args.weight.num_outputs = 768;
+  args.weight.num_inputs = 64;
+  const auto num_chunks = [&args](int64_t num_rows, int32_t num_threads) {
+    args.num_rows = num_rows;
+    return cpu::kernels(cpu::InstructionSet::kScalar).linear.num_chunks(args, num_threads);
+  };
+  EXPECT_EQ(num_chunks(8, 2), 12);   // of four panels
+  EXPECT_EQ(num_chunks(8, 16), 12);  // tiles of one would take a third longer, and gain a quarter
+  EXPECT_EQ(num_chunks(8, 32), 24);
+  EXPECT_EQ(num_chunks(8, 64), 48);
+  EXPECT_EQ(num_chunks(960, 16), 120);  // blocks of rows give enough
+  args.weight.gated = true;
+  EXPECT_EQ(num_chunks(8, 64), 24);  // gate and up stay together
 }
 
 }  // namespace

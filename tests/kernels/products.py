@@ -22,7 +22,7 @@ def assert_same_bits(level, x, weight, parts, **options):
     """The same of each slice of rows in ``parts``, by whatever threads, as of all rows."""
     everything = kernels.linear(level, x, weight, **options)
     for part in parts:
-        for num_threads, stride in ((1, 1), (2, 7), (16, 5)):
+        for num_threads, stride in ((1, 1), (2, 7), (8, 3), (64, 5)):
             y = kernels.linear(
                 level, x[part], weight, num_threads=num_threads, stride=stride, **options
             )

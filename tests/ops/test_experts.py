@@ -29,9 +29,15 @@ ROUTINGS: list[dict[str, Any]] = [
 
 
 def run_native(
-    record: Any, tables: dict[str, Array], ids: list[int], level: str, dtype: str = "fp32"
+    record: Any,
+    tables: dict[str, Array],
+    ids: list[int],
+    level: str,
+    dtype: str = "fp32",
+    as_threads: int = 0,
 ) -> Array:
-    """What ``record`` makes of rows ``ids`` of tables, which it gets as embeddings."""
+    """What ``record`` makes of rows ``ids`` of tables, which it gets as embeddings; in chunks as
+    for so many threads."""
     graph = Graph(dtype)  # type: ignore[arg-type]
     result = record({name: ops.embed(graph, table) for name, table in tables.items()})
     sizes = {"max_tokens": 700, "max_seqs": 1, "max_logit_rows": 1}
@@ -52,6 +58,7 @@ def run_native(
         sampling=_native.SamplingTable(1, 700),
     )
     step.add(ids, 0, 0, -1, "none", -1)
+    target.measure_nodes(len(ids), as_threads)
     _native.Worker(2).run(target, step)
     return np.array(target.read(handle, len(ids)))
 
@@ -150,9 +157,9 @@ class Mixture:
         self.level, self.activation = level, activation
         self.dtype = "bf16" if format == "bf16" else "fp32"
 
-    def run(self, ids: list[int]) -> Array:
+    def run(self, ids: list[int], as_threads: int = 0) -> Array:
         tables = {"rows": self.rows, "logits": self.logits, "stream": self.stream}
-        return run_native(self.record, tables, ids, self.level, self.dtype)
+        return run_native(self.record, tables, ids, self.level, self.dtype, as_threads)
 
     def record(self, values: dict[str, Handle]) -> Handle:
         h = ops.norm(values["rows"], None, None, 0.0, kind="none")
@@ -213,8 +220,10 @@ def test_clamped_activation(format: str) -> None:
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("format", ["fp32", "bf16", "int8", "int4"])
 def test_same_bits_in_any_company(format: str, level: str) -> None:
-    """Alone, among rows of the same experts, and where an expert has more rows than a block."""
+    """Alone, among rows of the same experts, and where an expert has more rows than a block; in
+    chunks for two threads and for many."""
     mixture = Mixture(format, level=level)
     every = mixture.run(list(range(700)))
     for ids in ([599], [3, 620], list(range(595, 605)), list(range(699, 400, -1))):
-        np.testing.assert_array_equal(mixture.run(ids), every[ids])
+        for as_threads in (2, 8, 64):
+            np.testing.assert_array_equal(mixture.run(ids, as_threads), every[ids])

@@ -92,11 +92,13 @@ def test_invariant_sums_have_the_same_bits_at_every_degree(
 ) -> None:
     model = cached_checkpoint(family)
 
-    def at(degree: int) -> list[Outcome]:
-        return answers(config_of(model, degree, dtype="bf16", quantize=quantize, tp_invariant=True))
+    def at(degree: int, num_threads: int = 1) -> list[Outcome]:
+        settings = {"dtype": "bf16", "quantize": quantize, "tp_invariant": True}
+        return answers(config_of(model, degree, num_threads=num_threads, **settings))
 
     whole = at(1)
     assert at(4) == whole
+    assert at(1, num_threads=16) == whole
     if family in ("llama3", "gpt_oss"):
         assert at(2) == whole
 
