@@ -9,9 +9,10 @@ add what they did to another, and the last one publishes the next phase, as
 assumed (``Machine``), so the result says where a step's time would go, and not how fast a real
 machine is.
 
-``work``: the chunks' time over all cores, or reading what they read at the machine's rate,
-whichever is longer; ``grain``: what is lost since chunks are too few or too large; ``sync``: what
-counters and publishing add. Then microseconds of a step with every design of ``DESIGNS``.
+Shares of a step as it is built: ``work``, the chunks' time over all cores, or reading what they
+read at the machine's rate, whichever is longer; ``grain``, what is lost since chunks are too few or
+too large; ``sync``, what counters and publishing add. Then microseconds of a step with every design
+of ``DESIGNS``.
 """
 
 from __future__ import annotations
@@ -92,19 +93,16 @@ class Design:
     """Cores that share a counter, from which others take only what is left; None: all."""
     memory_nodes: int = 1
     """On how many nodes the weights lie."""
-    split: int = 1
-    """Chunks of linears are so many times as many, where cores outnumber them."""
 
 
 DESIGNS = {
     "flat": Design(),
     "alone": Design(runs_alone=True),
     "counters": Design(runs_alone=True, counter_cores=8),
-    "finer": Design(runs_alone=True, counter_cores=8, split=4),
-    "nodes": Design(runs_alone=True, counter_cores=8, split=4, memory_nodes=8),
+    "nodes": Design(runs_alone=True, counter_cores=8, memory_nodes=8),
 }
 """One after the other: one counter and everybody told; phases of one chunk run alone; a counter for
-every eight cores; linears' chunks of 16 outputs instead of 64; weights on all nodes."""
+every eight cores, which is what runs; weights on all nodes."""
 
 
 @dataclass(slots=True)
@@ -223,12 +221,6 @@ def _run_phase(
             heapq.heappush(ready, (now_s + moved_s, core, left[0], 0))
 
 
-def adapted(phase: Phase, machine: Machine, design: Design) -> Phase:
-    """Of linears, cut finer where cores would have few chunks each."""
-    is_coarse = phase.name == "linear" and phase.num_chunks < 4 * machine.num_cores
-    return replace(phase, num_chunks=phase.num_chunks * design.split) if is_coarse else phase
-
-
 @dataclass(frozen=True, slots=True)
 class StepShare:
     """Seconds of a step, and what of them each cause has."""
@@ -244,8 +236,7 @@ class StepShare:
 
 def simulate(phases: Sequence[Phase], machine: Machine, design: Design) -> StepShare:
     now_s, publisher, work_s, grained_s = 0.0, 0, 0.0, 0.0
-    for each in phases:
-        phase = adapted(each, machine, design)
+    for phase in phases:
         now_s, publisher = _run_phase(phase, machine, design, now_s, publisher)
         work_s += work_seconds(phase, machine, design)
         grained_s += grain_seconds(phase, machine, design)
@@ -270,9 +261,9 @@ def phases_of(runner: CpuRunner, shape: RoofShape, batch: int, context: float) -
 
 
 def describe(machine: Machine, phases: Sequence[Phase]) -> str:
-    flat = simulate(phases, machine, DESIGNS["flat"])
-    shares = [flat.work_s, flat.grain_s, flat.sync_s]
-    parts = " | ".join(f"{100 * share / flat.total_s:.0f} %" for share in shares)
+    built = simulate(phases, machine, DESIGNS["counters"])
+    shares = [built.work_s, built.grain_s, built.sync_s]
+    parts = " | ".join(f"{100 * share / built.total_s:.0f} %" for share in shares)
     totals = [simulate(phases, machine, each).total_s for each in DESIGNS.values()]
     times = " | ".join(f"{total_s * 1e6:.0f}" for total_s in totals)
     return f"{machine.num_cores} | {parts} | {times} |"
