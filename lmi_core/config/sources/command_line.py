@@ -36,7 +36,8 @@ _FLASH_ATTENTION = "option.flash_attn"
 _ORIGINS = "--cors-allow-origin"
 _WHAT_TO_SERVE = {"option.model_id", "load_models", "model_store"}
 _NAME = re.compile(r"[^-/][^/]*")
-_NAMED = re.compile(r"[^-=][^=]*=.*", re.DOTALL)
+_MODULES = "--lora-modules"
+_MODULE = re.compile(r"(\{|[^-=][^=]*=).*", re.DOTALL)
 _NAMES, _KEYS = _WITH_FURTHER = ("--served-model-name", "--api-key")
 """Flags of which vLLM takes several values behind one another."""
 
@@ -183,10 +184,24 @@ class _Parser:
         elif value is None and option.key == _FLASH_ATTENTION and not self._is_word_next():
             value = "on"  # older versions of llama-server know -fa alone
         values = [value] if value is not None else self._take(name)
-        while name == "--lora-modules" and self.rest and _NAMED.fullmatch(self.rest[0]):
-            values.append(self.rest.pop(0))
+        if name == _MODULES:
+            while self.rest and _MODULE.fullmatch(self.rest[0]):
+                values.append(self.rest.pop(0))
+            values = [named for each in values if (named := self._named(each))]
         if values:
             self._add(option.key, ",".join(values), Rank.FLAG, name)
+
+    def _named(self, module: str) -> str | None:
+        """``name=path`` of an adapter, which may be written as JSON, as vLLM has it."""
+        if not module.startswith("{"):
+            return module
+        try:
+            values = json.loads(module)
+            return f"{values['name']}={values['path']}"
+        except (ValueError, KeyError, RecursionError):
+            message = f"{module[:80]!r} is no JSON object with name and path"
+            self.problems.error(_MODULES, message, "option.lora_adapters")
+            return None
 
     def _is_name_next(self) -> bool:
         return bool(self.rest and _NAME.fullmatch(self.rest[0]) and _is_value(self.rest[0]))
