@@ -189,6 +189,7 @@ def test_what_nothing_uses_is_said(model_dir, explained):
     ("document", "message"),
     [
         ("[3]", "write an object with a method"),
+        ('{"methd": "ngram"}', "names neither a method nor a model: write one"),
         ('{"method": "medusa"}', "with method medusa write its place"),
         ('{"method": "eagle3"}', "with method eagle3 write its place"),
         (

@@ -164,6 +164,8 @@ def _from_library(document: Any) -> SpeculationConfig | str:
     method, model = document.get("method"), document.get("model")
     if method is None and model in _NGRAM_MODELS:
         method = "ngram"
+    if document and method is None and model is None:
+        raise UserError(f"is {document!r:.80}, which names neither a method nor a model: write one")
     is_model = draft_place(document) is not None
     if method in _METHODS and not is_model:
         raise UserError(f"model is {model!r:.80}; with method {method} write its place")
