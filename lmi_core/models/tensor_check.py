@@ -70,7 +70,7 @@ def held_tensors(checkpoint: Checkpoint, layout: Layout | None, spec: DecoderSpe
     # Quantisers make layers of GPT-2's matrices as others have them: [outputs, inputs].
     matrices = {
         name: shape[::-1] if is_transposed(spec, name) else shape
-        for name, shape in shapes.items()
+        for name, shape in ({} if layout is None else shapes).items()
         if name not in tables
     }
     quantized = StoredLayers(layout, matrices, tensors)
