@@ -14,7 +14,7 @@
 extern "C" {
 #endif
 
-#define LMI_CUDA_VERSION 20 /* changes with any signature or struct here or in step_list.h */
+#define LMI_CUDA_VERSION 21 /* changes with any signature or struct here or in step_list.h */
 
 #if defined(__GNUC__)
 #define LMI_CUDA_API __attribute__((visibility("default")))

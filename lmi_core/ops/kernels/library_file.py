@@ -14,7 +14,7 @@ from pathlib import Path
 from lmi_core.version import __version__
 
 VARIABLE = "LMI_CUDA_LIBRARY"
-VERSION = 20
+VERSION = 21
 """LMI_CUDA_VERSION of csrc/cuda/lmi_cuda.h that this package was written for."""
 NAME = "liblmi_cuda.so"
 WHEEL = "lmi-cuda"
