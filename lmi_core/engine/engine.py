@@ -21,7 +21,6 @@ from lmi_core.engine.loop_thread import LoopThread
 from lmi_core.engine.lora_slots import LoraSlots
 from lmi_core.engine.make_request import Prompt, make_request
 from lmi_core.engine.outputs import TokenEvent
-from lmi_core.engine.param_checks import wrong_type
 from lmi_core.engine.parts import EngineParts, checked_config, load_parts
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.sampling_params import SamplingParams
@@ -235,8 +234,6 @@ class Engine(Completing):
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text, as a request's prompt would have them."""
         core = self._usable_core()
-        if not isinstance(text, str):
-            raise wrong_type("text", text, "text must be a str")
         return await self._on_loop(
             core.tokenizer.encode(text, add_special_tokens=add_special_tokens)
         )
@@ -245,10 +242,7 @@ class Engine(Completing):
         """The text of token ids; UserError for an id outside the model's vocabulary."""
         core = self._usable_core()
         core.check_token_ids(token_ids)
-        try:
-            return core.tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
-        except TypeError:
-            raise wrong_type("token_ids", token_ids, "token ids are ints") from None
+        return core.tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
     async def load_adapter(self, name: str, path: Path | str) -> None:
         """Register the LoRA adapter in a PEFT directory under a name that requests then give.

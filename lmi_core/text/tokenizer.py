@@ -156,8 +156,10 @@ class Tokenizer:
     ) -> list[int]:
         """Token ids of ``text``, without blocking the event loop when it is long.
 
-        Raises UserError above ``max_tokens`` or when the text isn't valid Unicode.
+        Raises UserError above ``max_tokens`` or when it isn't a text of valid Unicode.
         """
+        if not isinstance(text, str):
+            raise UserError(f"{text!r:.80} isn't a text", field="prompt")
         if len(text) <= _INLINE_CHARS:
             return self.encode_now(
                 text, add_special_tokens=add_special_tokens, max_tokens=max_tokens
@@ -275,7 +277,10 @@ class Tokenizer:
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of a whole sequence."""
-        return self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        try:
+            return self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        except TypeError:
+            raise UserError(f"token ids are ints, not {token_ids!r:.80}", field="prompt") from None
 
     def token_text(self, token_id: int) -> str:
         """The text of one token on its own; incomplete characters become U+FFFD."""

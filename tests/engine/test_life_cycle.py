@@ -226,7 +226,7 @@ def test_what_cannot_be_decoded(token_ids: Any) -> None:
 def test_what_cannot_be_encoded(text: Any) -> None:
     async def main() -> None:
         async with make_engine() as engine:
-            with pytest.raises(UserError, match="text must be a str, got"):
+            with pytest.raises(UserError, match="isn't a text"):
                 await engine.encode(text)
 
     run(main())
