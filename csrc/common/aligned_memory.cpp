@@ -12,12 +12,6 @@
 namespace lmi {
 namespace {
 
-constexpr int64_t kHugePage = int64_t{2} << 20;
-
-int64_t round_up(int64_t value, int64_t multiple) {
-  return (value + multiple - 1) / multiple * multiple;
-}
-
 int64_t page_bytes() { return sysconf(_SC_PAGESIZE); }
 
 uint8_t* map(int64_t num_bytes) {

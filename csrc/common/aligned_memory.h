@@ -5,6 +5,13 @@
 
 namespace lmi {
 
+constexpr int64_t kHugePage = int64_t{2} << 20;
+constexpr int64_t kAlignment = 64;  // of what one mapping is cut into: a line of the caches
+
+constexpr int64_t round_up(int64_t value, int64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
 class AlignedMemory {
  public:
   AlignedMemory() = default;

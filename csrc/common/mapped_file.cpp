@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "common/aligned_memory.h"
 #include "common/check.h"
 
 #ifndef MADV_POPULATE_READ
@@ -16,8 +17,6 @@
 
 namespace lmi {
 namespace {
-
-constexpr int64_t kHugePage = int64_t{2} << 20;
 
 struct FileDescriptor {
   int value = -1;

@@ -11,12 +11,6 @@ namespace {
 
 // Address space, not memory: pages come when they are touched.
 constexpr int64_t kMappingBytes = int64_t{64} << 20;
-constexpr int64_t kHugePage = int64_t{2} << 20;
-constexpr int64_t kAlignment = 64;
-
-int64_t round_up(int64_t value, int64_t multiple) {
-  return (value + multiple - 1) / multiple * multiple;
-}
 
 // The mapping that the next slice is cut from.
 struct Cutter {

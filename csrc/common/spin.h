@@ -1,6 +1,8 @@
 // Waiting without giving up the core.
 #pragma once
 
+#include <chrono>
+
 namespace lmi {
 
 // Tells the core that this is a loop that waits.
@@ -10,6 +12,20 @@ inline void cpu_pause() {
 #elif defined(__aarch64__)
   asm volatile("yield");
 #endif
+}
+
+// Whether the condition came to hold in time; it is asked once at least.
+template <typename Condition>
+bool spin_until(Condition&& condition, std::chrono::nanoseconds time) {
+  constexpr int kPausesPerClockRead = 32;
+  const auto end = std::chrono::steady_clock::now() + time;
+  do {
+    for (int i = 0; i < kPausesPerClockRead; ++i) {
+      if (condition()) return true;
+      cpu_pause();
+    }
+  } while (std::chrono::steady_clock::now() < end);
+  return false;
 }
 
 }  // namespace lmi

@@ -19,7 +19,6 @@ namespace {
 
 constexpr std::chrono::microseconds kSpinTime{20};
 constexpr int32_t kThreadsPerCounter = 8;
-constexpr int kPausesPerClockRead = 32;
 
 constexpr uint64_t make_tickets(int64_t num_chunks) {
   return static_cast<uint64_t>(num_chunks) << 32;
@@ -33,18 +32,6 @@ void futex_wait(std::atomic<uint32_t>& word, uint32_t expected) {
 
 void futex_wake(std::atomic<uint32_t>& word, int count) {
   syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, count, nullptr, nullptr, 0);
-}
-
-template <typename Condition>
-bool spin_until(Condition&& condition) {
-  const auto end = std::chrono::steady_clock::now() + kSpinTime;
-  do {
-    for (int i = 0; i < kPausesPerClockRead; ++i) {
-      if (condition()) return true;
-      cpu_pause();
-    }
-  } while (std::chrono::steady_clock::now() < end);
-  return false;
 }
 
 }  // namespace
@@ -190,7 +177,7 @@ void ThreadPool::publish_chunks(int64_t num_chunks) {
 template <typename IsOver>
 void ThreadPool::wait_for_chunks(int32_t thread_id, IsOver&& is_over) {
   const Counter& own = own_counter(thread_id);
-  if (spin_until([&] { return has_chunk(own.tickets.load()) || is_over(); })) return;
+  if (spin_until([&] { return has_chunk(own.tickets.load()) || is_over(); }, kSpinTime)) return;
   num_sleeping_.fetch_add(1);
   if (thread_id == 0) is_caller_sleeping_.store(true);
   while (true) {

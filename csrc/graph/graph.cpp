@@ -8,14 +8,6 @@
 #include "graph/arena.h"
 
 namespace lmi {
-namespace {
-
-constexpr int64_t kAlignment = 64;
-
-int64_t align_up(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
-
-}  // namespace
-
 Graph::Graph(const GraphConfig& config)
     : config_(config), kernels_(cpu::kernels(config.instruction_set)) {
   LMI_CHECK(config.act_dtype == DType::kF32 || config.act_dtype == DType::kBF16,
@@ -73,7 +65,8 @@ void Graph::reserve_expert_rows() {
     num_rows = std::max<int64_t>(num_rows, config_.capacity.max_tokens * route->args.top_k);
   }
   if (num_rows == 0) return;
-  const int64_t counts_bytes = align_up(4 * (num_experts + 1)), rows_bytes = align_up(4 * num_rows);
+  const int64_t counts_bytes = round_up(4 * (num_experts + 1), kAlignment),
+                rows_bytes = round_up(4 * num_rows, kAlignment);
   expert_memory_ = AlignedMemory(2 * counts_bytes + 2 * rows_bytes + kAlignment);
   uint8_t* memory = expert_memory_.data();
   const auto take = [&memory]<typename T>(T*& field, int64_t num_bytes) {
@@ -94,7 +87,7 @@ int64_t Graph::row_capacity(const Value& value) const {
 
 int64_t Graph::value_bytes(const Value& value) const {
   if (value.memory != ValueMemory::kArena) return 0;
-  return align_up(row_capacity(value) * value.columns * dtype_size(value.dtype));
+  return round_up(row_capacity(value) * value.columns * dtype_size(value.dtype), kAlignment);
 }
 
 void Graph::assign_offsets() {

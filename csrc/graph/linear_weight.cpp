@@ -13,7 +13,6 @@ namespace lmi {
 
 namespace {
 
-constexpr int64_t kAlignment = 64;
 constexpr int64_t kFinitePiece = 1 << 20;  // numbers that a thread looks at in one go
 constexpr int64_t kPieceBytes = 4 << 20;   // half of what is packed in one go, behind
 

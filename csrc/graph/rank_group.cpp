@@ -14,39 +14,23 @@
 #include <cstring>
 #include <utility>
 
+#include "common/aligned_memory.h"
 #include "common/spin.h"
 #include "graph/step_thread.h"
 
 namespace lmi {
 namespace {
 
-constexpr int64_t kAlignment = 64;
 constexpr int64_t kMeetSpinNs = 50'000;
 // Who is late for a sum comes soon: to be woken costs more than that, the most on virtual machines.
 // Others get the core where they want it.
 constexpr int64_t kMeetYieldNs = 2'000'000;
 // A loop that generates for a few submits its next step within this time.
 constexpr int64_t kStepSpinNs = 150'000;
-// So many waits for a step in a row that outlasted the spinning end it, until one is short again.
-constexpr int kMaxLongWaits = 2;
-constexpr int kPausesPerClockRead = 32;
 constexpr size_t kMaxReason = 512;
 // A process that is killed while it writes the reason keeps others from saying that it is lost so
 // long at most.
 constexpr int64_t kReasonNs = 50'000'000;
-
-// Whether it came to hold in time.
-template <typename Condition>
-bool spin_until(Condition&& condition, int64_t spin_ns) {
-  const int64_t end_ns = monotonic_ns() + spin_ns;
-  do {
-    for (int i = 0; i < kPausesPerClockRead; ++i) {
-      if (condition()) return true;
-      cpu_pause();
-    }
-  } while (monotonic_ns() < end_ns);
-  return false;
-}
 
 template <typename Condition>
 bool yield_until(Condition&& condition, int64_t yield_ns) {
@@ -57,8 +41,6 @@ bool yield_until(Condition&& condition, int64_t yield_ns) {
   }
   return false;
 }
-
-int64_t align_up(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
 }  // namespace
 
@@ -110,7 +92,7 @@ void RankGroup::lay_out(uint8_t* memory) {
   int64_t offset = 0;
   const auto take = [&]<typename T>(T*& field, int64_t count) {
     field = memory == nullptr ? nullptr : reinterpret_cast<T*>(memory + offset);
-    offset += align_up(count * static_cast<int64_t>(sizeof(T)));
+    offset += round_up(count * static_cast<int64_t>(sizeof(T)), kAlignment);
   };
   const StepCapacity& capacity = sizes_.capacity;
   take(header_, 1);
@@ -219,14 +201,15 @@ void RankGroup::meet(bool waits) {
     }
     return true;
   };
-  if (spin_until(is_over, kMeetSpinNs) || yield_until(is_over, kMeetYieldNs)) return;
+  if (spin_until(is_over, std::chrono::nanoseconds(kMeetSpinNs))) return;
+  if (yield_until(is_over, kMeetYieldNs)) return;
   wait_until(is_over, 0);
 }
 
 template <typename Condition>
 void RankGroup::wait_until(Condition&& condition, int64_t spin_ns) {
   const auto is_over = [&] { return condition() || header_->state.load() != Header::kOpen; };
-  if (spin_until(is_over, spin_ns)) return;
+  if (spin_until(is_over, std::chrono::nanoseconds(spin_ns))) return;
   // Sleepers count themselves before they look for the last time, and whoever changes something
   // looks for them afterwards (both sequentially consistent).
   header_->num_sleeping.fetch_add(1);

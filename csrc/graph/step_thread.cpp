@@ -16,8 +16,6 @@ namespace lmi {
 namespace {
 
 constexpr int64_t kSpinNs = 150'000;
-// So many waits in a row that outlasted the spinning end it, until one is short again.
-constexpr int kMaxLongWaits = 2;
 
 void execute(const StepThread::Job& job) {
   job.step->times.started_ns = monotonic_ns();

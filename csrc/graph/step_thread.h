@@ -20,6 +20,9 @@
 
 namespace lmi {
 
+// So many waits for a step in a row that outlasted the spinning end it, until one is short again.
+constexpr int kMaxLongWaits = 2;
+
 // The logical cores that a thread may use, of as many as Linux knows.
 struct CoreSet {
   std::array<cpu_set_t, 8> cores{};

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "common/aligned_memory.h"
 #include "common/signal_block.h"
 
 #ifndef MADV_POPULATE_WRITE
@@ -14,8 +15,6 @@
 
 namespace lmi {
 namespace {
-
-constexpr int64_t kHugePage = int64_t{2} << 20;
 
 int32_t blocks_ahead(const KvCacheView& view, int32_t num_at_once) {
   const int64_t bytes = std::min(PagesAhead::kBytesAhead, view.total_bytes() / 8);
