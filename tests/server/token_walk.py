@@ -1,15 +1,15 @@
-"""What one has to know to follow a token of a streamed completion: the classes of lmi_core and
-lmi_server whose methods run, or of which objects are made, in the server's event loop from the
-arrival of a body until its last frame is written. As a program, ``python -m
-tests.server.token_walk DIRECTORY`` prints them for a model's directory."""
+"""What one has to know to follow a token of a streamed completion through the server's event loop,
+from the arrival of a body until its last frame is written: as a program, ``python -m
+tests.server.token_walk DIRECTORY`` prints it for a model's directory."""
 
 from __future__ import annotations
 
 import asyncio
+import enum
 import functools
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
@@ -19,8 +19,19 @@ from aiohttp import web
 import lmi_core
 import lmi_server
 from lmi_core.engine.engine import Engine
+from lmi_core.engine.kv_memory import KvMemory
+from lmi_core.engine.outputs import TokenEvent
+from lmi_core.engine.request import GenerationRequest
+from lmi_core.engine.scheduler import Scheduler
+from lmi_core.engine.sequence import Sequence
+from lmi_core.engine.stream import EventStream
+from lmi_core.runners.cpu.cpu_runner import CpuRunner
 from lmi_core.settings.engine_config import EngineConfig
+from lmi_core.text.detokenizer import ByteDetokenizer
+from lmi_core.text.tokenizer import Tokenizer
+from lmi_server.dialects.openai.completion_output import CompletionStreamRenderer
 from lmi_server.http.connections import Connection
+from lmi_server.http.frame_writer import FrameWriter
 from lmi_server.http.metrics import Metrics
 from lmi_server.http.turns import new_event_loop
 from tests.server.harness import serving_backend
@@ -33,17 +44,38 @@ _CALLBACK = asyncio.Handle._run.__code__
 """Of the event loop; what timers call is on nobody's way."""
 _GENERATED = "<string>"
 """The file of what dataclasses generate."""
+_STATIONS = {
+    id(function.__code__)
+    for function in (
+        GenerationRequest.__init__,
+        Tokenizer.encode,
+        Scheduler.add,
+        KvMemory.admit,
+        CpuRunner.submit,
+        Sequence.take,
+        ByteDetokenizer.push,
+        TokenEvent.__init__,
+        EventStream.put,
+        CompletionStreamRenderer.feed,
+        FrameWriter.send,
+        FrameWriter.push,
+    )
+}
+"""Where a request, and then its tokens, pass from one hand to the next."""
 
 
 class Walk(NamedTuple):
-    """Classes in the order in which they are met, with their methods. Of an object the class that
-    it is of counts, and the one that has the method. Those that C++ has, enumerations, and classes
-    of which only fields are read don't count, nor do protocols and abstract classes by themselves.
-    """
+    """Classes in the order in which they are met, and files. Of an object the class that it is of
+    counts, and the one that has the method; enumerations don't, nor do protocols and abstract
+    classes by themselves."""
 
+    path: list[type]
+    """Concepts: classes whose methods are under way while a station is called, and those of what
+    their callers, back to the event loop, were given. What else runs brings nothing on the way."""
     classes: dict[type, list[str]]
+    """All whose methods run, or of which objects are made, with these; C++'s don't count."""
     files: list[str]
-    """Those of their methods, and of the functions that run between these."""
+    """Those of these methods, and of the functions that run between them."""
 
 
 class _Calls:
@@ -52,6 +84,8 @@ class _Calls:
     def __init__(self) -> None:
         self.noted: dict[tuple[int, type | None], CodeType] = {}
         """By identity: functions that are generated can be equal."""
+        self.under_way: dict[int, CodeType] = {}
+        self.given: dict[type, None] = {}
         self._is_noting = self._is_timer = False
 
     def __call__(self, frame: FrameType, event: str, _: Any) -> None:
@@ -66,6 +100,26 @@ class _Calls:
         if self._is_noting and not self._is_timer and code.co_flags & inspect.CO_OPTIMIZED:
             kind = first if isinstance(first, type) else type(first)
             self.noted.setdefault((id(code), kind if _is_ours(kind) else None), code)
+            if id(code) in _STATIONS:
+                self._note_path(frame)
+
+    def _note_path(self, frame: FrameType | None) -> None:
+        while frame is not None:
+            code = frame.f_code
+            if code.co_filename == _GENERATED or _file_of(code.co_filename) is not None:
+                self.under_way[id(code)] = code
+                names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+                self.given |= dict.fromkeys(_kinds_of(frame.f_locals.get(n) for n in names))
+            frame = frame.f_back
+
+
+def _kinds_of(values: Iterable[Any]) -> Iterator[type]:
+    """Our classes among those of arguments, and of what lists of them have."""
+    for value in values:
+        several = value if isinstance(value, list | tuple) else ()
+        for kind in {v if isinstance(v, type) else type(v) for v in (value, *several)}:
+            if _is_ours(kind) and not issubclass(kind, enum.Enum):
+                yield kind
 
 
 def _is_ours(kind: type) -> bool:
@@ -128,7 +182,8 @@ def _walk(calls: _Calls) -> Walk:
                 names[code.co_name] = None
         paths = [code.co_filename, *(sys.modules[each.__module__].__file__ for each in met)]
         files.update((file, None) for file in map(_file_of, paths) if file is not None)
-    return Walk({kind: list(names) for kind, names in classes.items()}, list(files))
+    path = calls.given | dict.fromkeys(owners[n] for n in calls.under_way if n in owners)
+    return Walk(list(path), {kind: list(names) for kind, names in classes.items()}, list(files))
 
 
 async def _completed(directory: Path) -> Walk:
@@ -160,7 +215,8 @@ def main() -> None:
         purpose = " ".join((kind.__doc__ or "").partition("\n\n")[0].split())
         print(f"{kind.__module__}.{kind.__qualname__}: {purpose}")
         print(f"    {', '.join(names)}")
-    print(f"{len(walk.classes)} classes in {len(walk.files)} files")
+    print(f"on the path: {', '.join(sorted(kind.__name__ for kind in walk.path))}")
+    print(f"{len(walk.classes)} classes in {len(walk.files)} files, {len(walk.path)} on the path")
 
 
 if __name__ == "__main__":
