@@ -26,6 +26,29 @@ from lmi_core.ops.operands import (
 from lmi_core.weights.block_matrix import BlockMatrix
 from lmi_core.weights.formats import FloatArray
 
+__all__ = [
+    "Graph",
+    "Handle",
+    "activation",
+    "add_positions",
+    "add_token_types",
+    "attention",
+    "clip",
+    "embed",
+    "gated_activation",
+    "gather_logit_rows",
+    "head_linear",
+    "linear",
+    "lora_add",
+    "norm",
+    "norm_heads",
+    "output",
+    "rms_norm",
+    "rope_cache_write",
+    "sample",
+    "soft_cap",
+]
+
 RowSymbol = Literal["T", "L", "E"]
 """Tokens, rows of logits, and experts of tokens."""
 NormKind = Literal["none", "rms", "layer"]
