@@ -70,19 +70,20 @@ py::array_t<uint8_t> quantize_for(const cpu::PackedLinear& weight,
   return y;
 }
 
-py::array_t<uint8_t> quantize_rows(const std::string& instruction_set, const py::array& x,
-                                   int32_t group_size, const std::string& rounding,
-                                   int32_t num_threads) {
+py::array_t<uint8_t> run_quantize_rows(const std::string& instruction_set, const py::array& x,
+                                       int32_t group_size, const std::string& rounding,
+                                       int32_t num_threads) {
   cpu::PackedLinear weight;
   weight.group_size = group_size;
   weight.rounding = cpu::parse_row_rounding(rounding);
   return quantize_for(weight, instruction_set, x, num_threads);
 }
 
-py::array linear(const std::string& instruction_set, const py::array& x, const LinearWeight& owner,
-                 const std::optional<py::array_t<float>>& bias, const std::string& activation,
-                 const std::optional<py::array_t<float>>& residual, const std::string& out_dtype,
-                 int32_t num_threads, int64_t stride) {
+py::array run_linear(const std::string& instruction_set, const py::array& x,
+                     const LinearWeight& owner, const std::optional<py::array_t<float>>& bias,
+                     const std::string& activation,
+                     const std::optional<py::array_t<float>>& residual,
+                     const std::string& out_dtype, int32_t num_threads, int64_t stride) {
   const cpu::PackedLinear& weight = owner.packed();
   cpu::LinearArgs args;
   LMI_CHECK(x.ndim() == 2 && x.shape(1) == weight.num_inputs, "x is [rows, inputs]");
@@ -115,9 +116,9 @@ py::array linear(const std::string& instruction_set, const py::array& x, const L
   return y;
 }
 
-py::array activation(const std::string& instruction_set, const py::array_t<float>& x,
-                     const std::string& name, bool gated, float cap, const std::string& out_dtype,
-                     int32_t num_threads) {
+py::array run_activation(const std::string& instruction_set, const py::array_t<float>& x,
+                         const std::string& name, bool gated, float cap,
+                         const std::string& out_dtype, int32_t num_threads) {
   const DType dtype = parse_dtype(out_dtype);
   const int64_t num_columns = x.shape(1) / (gated ? 2 : 1);
   py::array y = make_array(dtype, x.shape(0), num_columns);
@@ -135,10 +136,10 @@ py::array activation(const std::string& instruction_set, const py::array_t<float
 }
 
 // runs [num_runs, 3]: first row, rows, adapter slot. The sum is a copy.
-FloatArray lora_add(const std::string& instruction_set, const py::array& x, const FloatArray& y,
-                    const PyLoraTable& table, int32_t linear_id,
-                    const std::vector<std::array<int32_t, 3>>& runs, int32_t num_threads,
-                    int64_t stride) {
+FloatArray run_lora_add(const std::string& instruction_set, const py::array& x, const FloatArray& y,
+                        const PyLoraTable& table, int32_t linear_id,
+                        const std::vector<std::array<int32_t, 3>>& runs, int32_t num_threads,
+                        int64_t stride) {
   std::vector<int32_t> first_rows, num_rows, slots;
   for (const auto& [first, count, slot] : runs) {
     LMI_CHECK(table.table.has(slot), "adapter slot ", slot, " is empty");
@@ -165,10 +166,11 @@ FloatArray lora_add(const std::string& instruction_set, const py::array& x, cons
   return sum;
 }
 
-py::array norm(const std::string& instruction_set, const py::array_t<float>& x,
-               const std::optional<FloatArray>& weight, const std::optional<FloatArray>& bias,
-               float eps, const std::string& kind, int64_t num_groups, const std::string& out_dtype,
-               int32_t group_size, const std::string& rounding, int32_t num_threads) {
+py::array run_norm(const std::string& instruction_set, const py::array_t<float>& x,
+                   const std::optional<FloatArray>& weight, const std::optional<FloatArray>& bias,
+                   float eps, const std::string& kind, int64_t num_groups,
+                   const std::string& out_dtype, int32_t group_size, const std::string& rounding,
+                   int32_t num_threads) {
   const DType dtype = parse_dtype(out_dtype);
   const cpu::RowRounding row_rounding = cpu::parse_row_rounding(rounding);
   const int64_t row_bytes = cpu::quantized_row_bytes(x.shape(1), group_size, row_rounding);
@@ -192,9 +194,9 @@ py::array norm(const std::string& instruction_set, const py::array_t<float>& x,
   return y;
 }
 
-py::array embed(const std::string& instruction_set, const py::array_t<int32_t>& token_ids,
-                const py::array& table, float scale, const std::string& format,
-                int32_t num_threads) {
+py::array run_embed(const std::string& instruction_set, const py::array_t<int32_t>& token_ids,
+                    const py::array& table, float scale, const std::string& format,
+                    int32_t num_threads) {
   cpu::EmbedArgs args = table_args(table, format);
   py::array y = make_array(DType::kF32, token_ids.size(), args.num_columns);
   args.ids = token_ids.data();
@@ -205,8 +207,8 @@ py::array embed(const std::string& instruction_set, const py::array_t<int32_t>& 
   return y;
 }
 
-py::array gather_rows(const std::string& instruction_set, const py::array_t<float>& x,
-                      const py::array_t<int32_t>& rows, int32_t num_threads) {
+py::array run_gather_rows(const std::string& instruction_set, const py::array_t<float>& x,
+                          const py::array_t<int32_t>& rows, int32_t num_threads) {
   py::array y = make_array(DType::kF32, rows.size(), x.shape(1));
   const cpu::GatherRowsArgs args{x.data(), rows.data(), static_cast<float*>(y.mutable_data()),
                                  x.shape(1), rows.size()};
@@ -218,25 +220,26 @@ py::array gather_rows(const std::string& instruction_set, const py::array_t<floa
 
 void bind_cpu(py::module_& m) {
   py::module_ k = m.def_submodule("kernels", "Kernels one at a time, for tests and benches.");
-  k.def("activation", &activation, py::arg("instruction_set"), py::arg("x"),
+  k.def("activation", &run_activation, py::arg("instruction_set"), py::arg("x"),
         py::arg("activation") = "", py::kw_only(), py::arg("gated") = true, py::arg("cap") = 0.0f,
         py::arg("out_dtype") = "fp32", py::arg("num_threads") = 1);
-  k.def("lora_add", &lora_add, py::arg("instruction_set"), py::arg("x"), py::arg("y"),
+  k.def("lora_add", &run_lora_add, py::arg("instruction_set"), py::arg("x"), py::arg("y"),
         py::arg("table"), py::arg("linear_id"), py::arg("runs"), py::kw_only(),
         py::arg("num_threads") = 1, py::arg("stride") = 1);
-  k.def("linear", &linear, py::arg("instruction_set"), py::arg("x"), py::arg("weight"),
+  k.def("linear", &run_linear, py::arg("instruction_set"), py::arg("x"), py::arg("weight"),
         py::kw_only(), py::arg("bias") = py::none(), py::arg("activation") = "",
         py::arg("residual") = py::none(), py::arg("out_dtype") = "fp32", py::arg("num_threads") = 2,
         py::arg("stride") = 1);
-  k.def("quantize_rows", &quantize_rows, py::arg("instruction_set"), py::arg("x"), py::kw_only(),
-        py::arg("group_size") = 0, py::arg("rounding") = "outliers", py::arg("num_threads") = 2);
-  k.def("norm", &norm, py::arg("instruction_set"), py::arg("x"), py::arg("weight") = py::none(),
+  k.def("quantize_rows", &run_quantize_rows, py::arg("instruction_set"), py::arg("x"),
+        py::kw_only(), py::arg("group_size") = 0, py::arg("rounding") = "outliers",
+        py::arg("num_threads") = 2);
+  k.def("norm", &run_norm, py::arg("instruction_set"), py::arg("x"), py::arg("weight") = py::none(),
         py::arg("bias") = py::none(), py::kw_only(), py::arg("eps"), py::arg("kind") = "rms",
         py::arg("num_groups") = 1, py::arg("out_dtype") = "fp32", py::arg("group_size") = 0,
         py::arg("rounding") = "outliers", py::arg("num_threads") = 2);
-  k.def("embed", &embed, py::arg("instruction_set"), py::arg("token_ids"), py::arg("table"),
+  k.def("embed", &run_embed, py::arg("instruction_set"), py::arg("token_ids"), py::arg("table"),
         py::kw_only(), py::arg("scale") = 1.0f, py::arg("format") = "", py::arg("num_threads") = 2);
-  k.def("gather_rows", &gather_rows, py::arg("instruction_set"), py::arg("x"), py::arg("rows"),
+  k.def("gather_rows", &run_gather_rows, py::arg("instruction_set"), py::arg("x"), py::arg("rows"),
         py::kw_only(), py::arg("num_threads") = 2);
   bind_cpu_bench(k);
 }

@@ -16,7 +16,7 @@ constexpr int32_t kMaxRanges = 4096;
 // Read by the signal's handler, which takes no lock.
 std::array<std::atomic<LostPages*>, kMaxRanges> ranges;
 std::atomic<int32_t> num_ranges{0};  // slots that have ever been used
-std::atomic<uintptr_t> page_bytes{4096};
+std::atomic<uintptr_t> handled_page_bytes{4096};
 struct sigaction before;
 
 }  // namespace
@@ -36,7 +36,7 @@ struct LostPagesHandler {
     for (int32_t slot = 0; slot < count; ++slot) {
       LostPages* range = ranges[slot].load(std::memory_order_acquire);
       if (range == nullptr || address < range->begin_ || address >= range->end_) continue;
-      const uintptr_t page = address & ~(page_bytes.load(std::memory_order_relaxed) - 1);
+      const uintptr_t page = address & ~(handled_page_bytes.load(std::memory_order_relaxed) - 1);
       void* zeros = mmap(reinterpret_cast<void*>(page), range->end_ - page, PROT_READ,
                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
       if (zeros == MAP_FAILED) return false;
@@ -57,7 +57,7 @@ struct LostPagesHandler {
   }
 
   static void install() {
-    page_bytes.store(static_cast<uintptr_t>(sysconf(_SC_PAGESIZE)));
+    handled_page_bytes.store(static_cast<uintptr_t>(sysconf(_SC_PAGESIZE)));
     struct sigaction action{};
     action.sa_sigaction = &handle;
     action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;

@@ -20,21 +20,17 @@
 #include "kv/block_file.h"
 
 namespace lmi {
-namespace {
-
-struct Task {
-  std::string name;
-  KvCacheView view;
-  int32_t block_id = -1;         // in view; -1: the content is at hand
-  std::vector<uint8_t> content;  // empty, and no block: the file is removed
-
-  bool is_removal() const { return block_id < 0 && content.empty(); }
-};
-
-}  // namespace
-
 // What the threads do and are asked for. The mutex is never the yielding one's.
 struct BlockWriter::Work {
+  struct Task {
+    std::string name;
+    KvCacheView view;
+    int32_t block_id = -1;         // in view; -1: the content is at hand
+    std::vector<uint8_t> content;  // empty, and no block: the file is removed
+
+    bool is_removal() const { return block_id < 0 && content.empty(); }
+  };
+
   Work(std::string path, const HashKey& hash_key, int64_t num_bytes)
       : directory(std::move(path)),
         key(hash_key),
@@ -120,7 +116,7 @@ void BlockWriter::close(double timeout_s) {
     work_->changed.notify_all();
     has_ended = work_->changed.wait_for(lock, std::chrono::duration<double>(timeout_s),
                                         [this] { return work_->has_ended; });
-    for (Task& task : work_->tasks) {
+    for (Work::Task& task : work_->tasks) {
       work_->num_uncopied -= task.block_id >= 0;
       work_->end(std::move(task.name), ECANCELED);
     }
