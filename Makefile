@@ -195,10 +195,12 @@ $(VENV)/.installed-build: | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --no-compile 'setuptools>=77' 'pybind11>=2.12' 'cmake>=3.22' ninja
 	touch $@
 
-# Python 3.11's environments bring setuptools, which nothing here uses.
+# Python 3.11's environments bring setuptools, which nothing here uses, and a pip that takes three
+# times as long to find what goes together.
 $(BIN)/python: | check-tools
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip uninstall --quiet --yes setuptools 2>/dev/null
+	$(BIN)/python -m pip install --quiet --no-compile --upgrade pip || true
 
 check-tools:
 	@command -v $(PYTHON) >/dev/null || { echo 'error: $(PYTHON) not found: apt install python3'; exit 1; }

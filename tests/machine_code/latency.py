@@ -12,6 +12,7 @@ after it, and blocks that end late, are not in it. Needs cuobjdump, as loops.py 
 
 from __future__ import annotations
 
+import functools
 import re
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
@@ -151,7 +152,12 @@ def resident_blocks(registers: int, shared_bytes: int, num_threads: int) -> int:
 
 def bytes_read(line: Instruction) -> int:
     """From global memory, by a warp."""
-    kind, *suffixes = line.operation.split(".")
+    return _bytes_of(line.operation)
+
+
+@functools.cache
+def _bytes_of(operation: str) -> int:
+    kind, *suffixes = operation.split(".")
     if kind not in _LOADS:
         return 0
     sizes = {"128": 16, "64": 8, "U16": 2, "S16": 2, "U8": 1, "S8": 1}

@@ -10,6 +10,7 @@ whatever its memory does. Needs cuobjdump, of the CUDA toolkit or of Triton's wh
 
 from __future__ import annotations
 
+import functools
 import re
 import shutil
 import subprocess
@@ -41,7 +42,7 @@ class Instruction(NamedTuple):
     @property
     def operation(self) -> str:
         """With its suffixes, without its predicate."""
-        return re.sub(r"^@!?U?P\w+ +", "", self.text).split()[0]
+        return _operation_of(self.text)
 
     @property
     def kind(self) -> str:
@@ -64,8 +65,18 @@ class Instruction(NamedTuple):
     @property
     def target(self) -> int | None:
         """Where it branches to."""
-        match = _BRANCH.search(self.text)
-        return int(match[1], 16) if match else None
+        return _target_of(self.text)
+
+
+@functools.cache
+def _operation_of(text: str) -> str:
+    return re.sub(r"^@!?U?P\w+ +", "", text).split()[0]
+
+
+@functools.cache
+def _target_of(text: str) -> int | None:
+    match = _BRANCH.search(text)
+    return int(match[1], 16) if match else None
 
 
 class Loop(NamedTuple):
