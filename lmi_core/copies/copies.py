@@ -28,7 +28,7 @@ from lmi_core.copies.outbox import Batch, observe_again
 from lmi_core.copies.process import CopyProcess, CopySettings
 from lmi_core.copies.supervisor import Supervisor
 from lmi_core.engine.fingerprint import FingerprintOf
-from lmi_core.engine.intake import Intake, check_num_tokens, check_room, retry_after_s
+from lmi_core.engine.intake import Intake, check_num_tokens, check_room, prompt_of, retry_after_s
 from lmi_core.engine.outputs import TokenEvent
 from lmi_core.engine.parts import load_tokenizer
 from lmi_core.engine.request import GenerationRequest
@@ -145,12 +145,21 @@ class Copies:
         """As ``Engine.subscribe``. Errors that only a copy finds are raised by the stream."""
         arrival_s = time.monotonic()
         self._check_accepting()
-        request = await self._intake.checked(request)
+        await self._intake.check(request)
+        info, limit_s = self._info, self.config.max_queue_s
+        vocab_size = info.runner.vocab_size
+        request = request.completed(vocab_size=vocab_size, max_queue_s=limit_s)
         num_choices = request.params.num_sequences
         self._check_room(num_choices)
         self._num_encoding += num_choices
         try:
-            prompt = await self._intake.prompt(request)
+            prompt = await prompt_of(
+                request,
+                self._tokenizer,
+                info.head,
+                max_tokens=info.max_prompt_tokens,
+                vocab_size=vocab_size,
+            )
         finally:
             self._num_encoding -= num_choices
         num_open_tokens = self._opening.num_prompt_tokens

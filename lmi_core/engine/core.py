@@ -12,9 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import cast
 
-from lmi_core._native import LogitBiases
-from lmi_core.engine.beam_search import BeamSearch
-from lmi_core.engine.contrastive_search import ContrastiveSearch
 from lmi_core.engine.delivery import Delivery
 from lmi_core.engine.handover import Handover, resume
 from lmi_core.engine.intake import (
@@ -23,6 +20,7 @@ from lmi_core.engine.intake import (
     check_room,
     derived_seed,
     logit_biases,
+    prompt_of,
     retry_after_s,
 )
 from lmi_core.engine.kv_memory import KvMemory
@@ -44,8 +42,8 @@ from lmi_core.runners.runner import BlockRunner, PoolingRunner, RankedRunner
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.structured.banned_sequences import BannedSequences
 from lmi_core.structured.compiler import GrammarCompiler
-from lmi_core.structured.matcher import CompiledGrammar
-from lmi_core.text.stop import StopStrings, stop_strings
+from lmi_core.text.framed_text import WholeText
+from lmi_core.text.stop import stop_strings
 
 _log = logging.getLogger(__name__)
 
@@ -145,36 +143,30 @@ class EngineCore:
         """
         arrival_s = time.monotonic()
         self._check_accepting()
-        request = await self._intake.checked(request)
+        await self._intake.check(request)
+        vocab_size, limit_s = self._runner.info.vocab_size, self._config.max_queue_s
+        request = request.completed(vocab_size=vocab_size, max_queue_s=limit_s)
         self._check_id(request.request_id)
-        params = request.params
+        num_sequences = request.params.num_sequences
         if handover is None:
-            self._check_queue(params.num_sequences)
+            self._check_queue(num_sequences)
         self._num_encoding += 1
-        self._num_encoding_sequences += params.num_sequences
+        self._num_encoding_sequences += num_sequences
         try:
-            prompt_ids, num_first = await self._intake.prompt(request)
-            if handover is None:
-                self._check_num_tokens(len(prompt_ids), params.num_sequences)
-            compiled = await self._intake.compiled(params, prompt_ids, self._grammars)
-            search = search_of(
-                params,
-                self._intake.end_ids(params),
-                self._runner.info,
-                num_prompt=len(prompt_ids),
-                max_len=self._intake.max_len(params, len(prompt_ids)),
-                bans=compiled if isinstance(compiled, BannedSequences) else None,
+            prompt = await prompt_of(
+                request,
+                self.tokenizer,
+                self._head,
+                max_tokens=self.info.max_prompt_tokens,
+                vocab_size=vocab_size,
             )
-            stops = await stop_strings(params.stop)
-            biases = await logit_biases(params)
+            if handover is None:
+                self._check_num_tokens(len(prompt.ids), num_sequences)
+            active = await self._prepared(request, prompt, arrival_s, stream, handover)
         finally:
             self._num_encoding -= 1
-            self._num_encoding_sequences -= params.num_sequences
-        self._check_accepting()
-        self._check_id(request.request_id)
-        if handover is None:
-            handover = self._prepared(request, prompt_ids, num_first, arrival_s)
-        self._admit(request, prompt_ids, compiled, stops, biases, stream, handover, search)
+            self._num_encoding_sequences -= num_sequences
+        self._admit(active, handover)
         stream.abort = partial(self.abort, request.request_id)
 
     def abort(self, request_id: str, stream: EventStream | None = None) -> None:
@@ -243,8 +235,56 @@ class EngineCore:
         for request in list(self._delivery.requests.values()):
             self._delivery.abort(request)
 
-    def _prepared(
-        self, request: GenerationRequest, prompt_ids: list[int], num_first: int, arrival_s: float
+    async def _prepared(
+        self,
+        request: GenerationRequest,
+        prompt: WholeText,
+        arrival_s: float,
+        stream: EventStream,
+        handover: Handover | None,
+    ) -> ActiveRequest:
+        """With its sequences and all that these are kept to, where it was if it had begun."""
+        params, intake, num_prompt = request.params, self._intake, len(prompt.ids)
+        compiled = await intake.compiled(params, prompt.ids, self._grammars)
+        search = search_of(
+            params,
+            intake.end_ids(params),
+            self._runner.info,
+            num_prompt=num_prompt,
+            max_len=intake.max_len(params, num_prompt),
+            bans=compiled if isinstance(compiled, BannedSequences) else None,
+        )
+        stops = await stop_strings(params.stop)
+        biases = await logit_biases(params)
+        # Nothing waits from here on: requests are numbered in the order in which they are admitted.
+        self._check_accepting()
+        self._check_id(request.request_id)
+        known = handover or self._handover(request, prompt, arrival_s)
+        active = ActiveRequest(
+            request,
+            prompt.ids,
+            adapter=self.adapters.find(request.adapter),
+            prefix_seed=known.prefix_seed,
+            biases=biases,
+            seed=derived_seed(self._config.seed, self._totals.num_requests)
+            if params.seed is None
+            else params.seed,
+            arrival_s=known.arrival_s,
+            stream=stream,
+        )
+        active.search = search
+        matched = None if search else compiled  # which the search keeps to itself
+        active.sequences = intake.sequences(active, matched, stops, known)
+        if self._head is not None:
+            active.sequences[0].row_sum = RowSum(self._head.spec.rows)
+            if self._head.spec.tells_pairs_apart:
+                active.sequences[0].num_first = known.num_first
+        if known.is_resumed:
+            resume(active, known)
+        return active
+
+    def _handover(
+        self, request: GenerationRequest, prompt: WholeText, arrival_s: float
     ) -> Handover:
         """What comes with a request from elsewhere."""
         prefix_seed = request.cache_salt.encode()
@@ -255,50 +295,20 @@ class EngineCore:
             order=next(self._arrivals),
             arrival_s=arrival_s,
             prefix_seed=prefix_seed,
-            hashes=tuple(self._memory.hash_prompt(prompt_ids, prefix_seed)),
-            num_first=num_first,
+            hashes=tuple(self._memory.hash_prompt(prompt.ids, prefix_seed)),
+            num_first=prompt.num_first,
         )
 
-    def _admit(
-        self,
-        request: GenerationRequest,
-        prompt_ids: list[int],
-        grammar: CompiledGrammar | None,
-        stops: StopStrings | None,
-        biases: LogitBiases | None,
-        stream: EventStream,
-        handover: Handover,
-        search: BeamSearch | ContrastiveSearch | None,
-    ) -> None:
-        seed = request.params.seed
-        active = ActiveRequest(
-            request,
-            prompt_ids,
-            adapter=self.adapters.find(request.adapter),
-            prefix_seed=handover.prefix_seed,
-            biases=biases,
-            seed=derived_seed(self._config.seed, self._totals.num_requests)
-            if seed is None
-            else seed,
-            arrival_s=handover.arrival_s,
-            stream=stream,
-        )
+    def _admit(self, active: ActiveRequest, handover: Handover | None) -> None:
+        request, stream = active.request, active.stream
         stream.prompt_ids = active.prompt_ids
-        active.search = search
-        matched = None if search else grammar  # which the search keeps to itself
-        active.sequences = self._intake.sequences(active, matched, stops, handover)
-        if self._head is not None:
-            active.sequences[0].row_sum = RowSum(self._head.spec.rows)
-            if self._head.spec.tells_pairs_apart:
-                active.sequences[0].num_first = handover.num_first
-        if handover.is_resumed:
-            resume(active, handover)
-        else:
+        is_resumed = handover is not None and handover.is_resumed
+        if not is_resumed:
             self._totals.num_requests += 1
-            self._totals.num_prompt_tokens += len(prompt_ids)
+            self._totals.num_prompt_tokens += len(active.prompt_ids)
         self._delivery.open(active)
         hashes: list[bytes] = []
-        if self._restore is not None and not handover.is_resumed:
+        if self._restore is not None and not is_resumed:
             hashes = self._memory.usable_hashes(active.sequences[0])
         is_restoring = self._restore is not None and self._restore.wanted(hashes) > 0
         self._scheduler.add(active, is_restoring=is_restoring)
@@ -306,7 +316,8 @@ class EngineCore:
             task = asyncio.get_running_loop().create_task(self._bring_back(active, hashes))
             self._restoring.add(task)
             task.add_done_callback(self._restoring.discard)
-        if request.echo and not active.is_scoring_prompt and not handover.had_prompt:
+        had_prompt = handover is not None and handover.had_prompt
+        if request.echo and not active.is_scoring_prompt and not had_prompt:
             self._delivery.put_prompt(active)
             stream.notify()
         self._loop.wake()

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import collections.abc as abc
 import hashlib
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -21,6 +20,7 @@ from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.engine.sequence import ActiveRequest, Sequence
 from lmi_core.engine.stats import EngineInfo
 from lmi_core.errors import CapacityError, TaskError, UserError
+from lmi_core.models.pooling_head import PoolingHead
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.settings.field_checks import check_fields
 from lmi_core.structured.allowed_tokens import AllowedTokens
@@ -55,21 +55,16 @@ class Intake:
         self._tokenizer = tokenizer
         self._check_adapter = check_adapter
         self._head = info.head
-        self._max_queue_s = config.max_queue_s
         self._has_priorities = config.scheduling_policy == "priority"
 
-    async def checked(self, request: GenerationRequest) -> GenerationRequest:
-        """With the engine's limit where it says none. UserError for what can't be served, the
-        prompt's length aside."""
+    async def check(self, request: GenerationRequest) -> None:
+        """UserError for what can't be served, the prompt's length aside."""
         check_fields(request)
         request.params.check_types()
         if request.params.has_many_ids:
             await asyncio.to_thread(self._check, request)
         else:
             self._check(request)
-        most_s = self._max_queue_s if request.max_queue_s is None else request.max_queue_s
-        params = request.params.counted(self._info.runner.vocab_size)
-        return replace(request, params=params, max_queue_s=most_s)
 
     def _check(self, request: GenerationRequest) -> None:
         if (request.prompt is None) == (request.prompt_token_ids is None):
@@ -98,10 +93,6 @@ class Intake:
                 "leave them out",
                 field="prompt_logprobs",
             )
-
-    async def prompt(self, request: GenerationRequest) -> WholeText:
-        """As ``prompt_of``."""
-        return await prompt_of(request, self._info, self._tokenizer)
 
     def check_token_ids(self, token_ids: abc.Sequence[int]) -> None:
         """Raise UserError naming the first id that the model doesn't have."""
@@ -241,31 +232,36 @@ class Intake:
 
 
 async def prompt_of(
-    request: GenerationRequest, info: EngineInfo, tokenizer: Tokenizer
+    request: GenerationRequest,
+    tokenizer: Tokenizer,
+    head: PoolingHead | None,
+    *,
+    max_tokens: int,
+    vocab_size: int,
 ) -> WholeText:
-    """Its token ids; UserError for too few, too many, or some that the model doesn't have."""
-    prompt = await _token_ids(request, info, tokenizer)
+    """Its token ids; UserError for too few, too many, or some that the model doesn't have.
+    ``head``: of a model that pools."""
+    prompt = await _token_ids(request, tokenizer, head, max_tokens)
     if not prompt.ids:
         raise empty_prompt()
-    if len(prompt.ids) > info.max_prompt_tokens:
-        room = info.max_total_tokens - info.max_prompt_tokens
-        raise prompt_too_long(len(prompt.ids), info.max_prompt_tokens, room=room)
-    check_token_ids(prompt.ids, info.runner.vocab_size)
+    if len(prompt.ids) > max_tokens:
+        raise prompt_too_long(len(prompt.ids), max_tokens, room=int(head is None))
+    check_token_ids(prompt.ids, vocab_size)
     return prompt
 
 
 async def _token_ids(
-    request: GenerationRequest, info: EngineInfo, tokenizer: Tokenizer
+    request: GenerationRequest, tokenizer: Tokenizer, head: PoolingHead | None, limit: int
 ) -> WholeText:
-    params, limit = request.pooling, info.max_prompt_tokens
+    params = request.pooling
     if (ids := request.prompt_token_ids) is not None:
         if params is not None and params.truncate and len(ids) > limit:
             ids = ids[-limit:] if params.truncate == "left" else ids[:limit]
         return WholeText(list(ids))
     assert request.prompt is not None
     if params is not None:
-        assert info.head is not None
-        framed = framed_text(info.head.spec, request.prompt, params)
+        assert head is not None
+        framed = framed_text(head.spec, request.prompt, params)
         return await tokenizer.encode_whole(framed, limit, params.truncate)
     special = request.add_special_tokens
     text = request.prompt

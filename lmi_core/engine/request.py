@@ -40,6 +40,11 @@ class GenerationRequest:
     echo: bool = False
     """Emit the prompt's tokens (their log-probabilities if asked) as the first event."""
 
+    def completed(self, *, vocab_size: int, max_queue_s: float | None) -> GenerationRequest:
+        """With the engine's own limit where it says none, and numbers in the place of -1."""
+        most_s = max_queue_s if self.max_queue_s is None else self.max_queue_s
+        return replace(self, params=self.params.counted(vocab_size), max_queue_s=most_s)
+
     def behind_first(self) -> GenerationRequest:
         """As one of a call that has begun with another: it waits as long as it takes."""
         return replace(self, max_queue_s=math.inf)

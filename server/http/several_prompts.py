@@ -78,10 +78,17 @@ async def _check_prompts(backend: Generates, requests: list[GenerationRequest]) 
     tokenizing all of them twice costs little of what computing them does."""
     if not isinstance(backend, Tokenizes):
         return
+    info = backend.info
     for index, request in enumerate(requests):
         await take_turns(index)
         with _naming(index):
-            await prompt_of(request, backend.info, backend.tokenizer)
+            await prompt_of(
+                request,
+                backend.tokenizer,
+                info.head,
+                max_tokens=info.max_prompt_tokens,
+                vocab_size=info.runner.vocab_size,
+            )
 
 
 async def merged(
