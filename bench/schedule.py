@@ -220,7 +220,7 @@ class Simulation:
         self._num_come += 1
         served = self.served[i] = Served(arrival, at_s)
         self._open[active] = (i, served)
-        self.scheduler.add(active)
+        self.scheduler.add(active.sequences)
 
     def _submit(self) -> _Submitted | None:
         plan = self.scheduler.plan(self.now_s)

@@ -32,7 +32,7 @@ from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.restore import PrefixRestore
 from lmi_core.engine.scheduler import Scheduler
 from lmi_core.engine.searches import search_of
-from lmi_core.engine.sequence import ActiveRequest
+from lmi_core.engine.sequence import ActiveRequest, Sequence
 from lmi_core.engine.speculation import speculation_of
 from lmi_core.engine.stats import EngineInfo, EngineObserver, EngineStats, EngineTotals, LifeState
 from lmi_core.engine.stream import EventStream
@@ -144,29 +144,30 @@ class EngineCore:
         arrival_s = time.monotonic()
         self._check_accepting()
         await self._intake.check(request)
-        vocab_size, limit_s = self._runner.info.vocab_size, self._config.max_queue_s
-        request = request.completed(vocab_size=vocab_size, max_queue_s=limit_s)
+        request = request.completed(
+            vocab_size=self._runner.info.vocab_size, max_queue_s=self._config.max_queue_s
+        )
         self._check_id(request.request_id)
-        num_sequences = request.params.num_sequences
         if handover is None:
-            self._check_queue(num_sequences)
-        self._num_encoding += 1
-        self._num_encoding_sequences += num_sequences
-        try:
-            prompt = await prompt_of(
-                request,
-                self.tokenizer,
-                self._head,
-                max_tokens=self.info.max_prompt_tokens,
-                vocab_size=vocab_size,
-            )
-            if handover is None:
-                self._check_num_tokens(len(prompt.ids), num_sequences)
-            active = await self._prepared(request, prompt, arrival_s, stream, handover)
-        finally:
-            self._num_encoding -= 1
-            self._num_encoding_sequences -= num_sequences
-        self._admit(active, handover)
+            self._check_queue(request.params.num_sequences)
+        active = await self._prepared(request, stream, arrival_s, handover)
+        stream.prompt_ids = active.prompt_ids
+        is_resumed = handover is not None and handover.is_resumed
+        if not is_resumed:
+            self._totals.num_requests += 1
+            self._totals.num_prompt_tokens += len(active.prompt_ids)
+        self._delivery.open(active)
+        stored = [] if is_resumed else self._stored_hashes(active.sequences[0])
+        self._scheduler.add(active.sequences, is_restoring=bool(stored))
+        if stored:
+            task = asyncio.get_running_loop().create_task(self._bring_back(active, stored))
+            self._restoring.add(task)
+            task.add_done_callback(self._restoring.discard)
+        had_prompt = handover is not None and handover.had_prompt
+        if request.echo and not active.is_scoring_prompt and not had_prompt:
+            self._delivery.put_prompt(active)
+            stream.notify()
+        self._loop.wake()
         stream.abort = partial(self.abort, request.request_id)
 
     def abort(self, request_id: str, stream: EventStream | None = None) -> None:
@@ -238,9 +239,35 @@ class EngineCore:
     async def _prepared(
         self,
         request: GenerationRequest,
-        prompt: WholeText,
-        arrival_s: float,
         stream: EventStream,
+        arrival_s: float,
+        handover: Handover | None,
+    ) -> ActiveRequest:
+        """As ``_active``; counts as waiting meanwhile."""
+        num_sequences = request.params.num_sequences
+        self._num_encoding += 1
+        self._num_encoding_sequences += num_sequences
+        try:
+            prompt = await prompt_of(
+                request,
+                self.tokenizer,
+                self._head,
+                max_tokens=self.info.max_prompt_tokens,
+                vocab_size=self._runner.info.vocab_size,
+            )
+            if handover is None:
+                self._check_num_tokens(len(prompt.ids), num_sequences)
+            return await self._active(request, prompt, stream, arrival_s, handover)
+        finally:
+            self._num_encoding -= 1
+            self._num_encoding_sequences -= num_sequences
+
+    async def _active(
+        self,
+        request: GenerationRequest,
+        prompt: WholeText,
+        stream: EventStream,
+        arrival_s: float,
         handover: Handover | None,
     ) -> ActiveRequest:
         """With its sequences and all that these are kept to, where it was if it had begun."""
@@ -299,28 +326,12 @@ class EngineCore:
             num_first=prompt.num_first,
         )
 
-    def _admit(self, active: ActiveRequest, handover: Handover | None) -> None:
-        request, stream = active.request, active.stream
-        stream.prompt_ids = active.prompt_ids
-        is_resumed = handover is not None and handover.is_resumed
-        if not is_resumed:
-            self._totals.num_requests += 1
-            self._totals.num_prompt_tokens += len(active.prompt_ids)
-        self._delivery.open(active)
-        hashes: list[bytes] = []
-        if self._restore is not None and not is_resumed:
-            hashes = self._memory.usable_hashes(active.sequences[0])
-        is_restoring = self._restore is not None and self._restore.wanted(hashes) > 0
-        self._scheduler.add(active, is_restoring=is_restoring)
-        if is_restoring:
-            task = asyncio.get_running_loop().create_task(self._bring_back(active, hashes))
-            self._restoring.add(task)
-            task.add_done_callback(self._restoring.discard)
-        had_prompt = handover is not None and handover.had_prompt
-        if request.echo and not active.is_scoring_prompt and not had_prompt:
-            self._delivery.put_prompt(active)
-            stream.notify()
-        self._loop.wake()
+    def _stored_hashes(self, sequence: Sequence) -> list[bytes]:
+        """Of blocks that a sequence may share, if the disk has some that the pool hasn't."""
+        if self._restore is None:
+            return []
+        hashes = self._memory.usable_hashes(sequence)
+        return hashes if self._restore.wanted(hashes) > 0 else []
 
     async def _bring_back(self, active: ActiveRequest, hashes: list[bytes]) -> None:
         """Let a request run once what the disk has of its prefix is in the pool."""

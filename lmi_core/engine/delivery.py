@@ -13,12 +13,13 @@ import numpy as np
 from lmi_core.engine.beam_search import BeamSearch
 from lmi_core.engine.nothing_left import why_nothing_is_left
 from lmi_core.engine.outputs import FinishReason, PromptTokens, TokenEvent, TokenLogprob
-from lmi_core.engine.plan import Output, Plan, PromptChunk
+from lmi_core.engine.plan import Plan, PromptChunk
 from lmi_core.engine.ranked_tokens import Ranked
 from lmi_core.engine.scheduler import Scheduler
 from lmi_core.engine.sequence import ActiveRequest, Sequence
 from lmi_core.engine.shown_text import shown_text
 from lmi_core.engine.stats import EngineObserver, EngineTotals
+from lmi_core.engine.stream import EventStream
 from lmi_core.errors import EngineError
 from lmi_core.models.pooling_head import PoolingHead
 from lmi_core.text.tokenizer import Tokenizer
@@ -62,8 +63,8 @@ class Delivery:
         self._observer = observer
         self._head = head
         self._vocab_size = vocab_size
-        self._untold: dict[ActiveRequest, None] = {}
-        """Requests whose readers aren't told yet of what there is."""
+        self._untold: dict[EventStream, None] = {}
+        """Those whose readers aren't told yet of what there is."""
         self._told_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._num_ranked = 0
@@ -77,41 +78,65 @@ class Delivery:
     async def deliver(self, plan: Plan) -> None:
         """Put the events of one step. Where they name many likely tokens, readers are told of some
         of them at a time, and whoever has ended meanwhile gets no more."""
-        step, now_s = plan.step, plan.completed_s
         for chunk in plan.prompt_chunks:
-            await self._collect_prompt(chunk, step)
-        touched: dict[ActiveRequest, None] = {}
+            await self._collect_prompt(chunk, plan.step)
+        touched: dict[EventStream, None] = {}
         intervals_s: list[float] = []
-        open_requests = self.requests
-        for output in plan.outputs:
-            if self._num_ranked >= _RANKED_AT_ONCE:
-                self.tell(touched, at_once=True)
-                touched.clear()
-                await self._give_turns()
-            sequence = output[0]
-            request = sequence.request
-            if sequence.is_delivered or request.request_id not in open_requests:
-                continue
-            touched[request] = None
-            try:
-                self._put_token(output, step, now_s, intervals_s)
-            except Exception as error:  # one request's text must not end the others
-                _log.exception("request %s failed in delivery", request.request_id)
-                self.fail(request, EngineError(f"delivering a token failed: {error}"))
+        await self._put_tokens(plan, touched, intervals_s)
         for sequence in plan.pooled:
             request = sequence.request
-            if request.request_id in open_requests:
-                touched[request] = None
-                self._put_pooled(sequence, now_s)
+            if request.request_id in self.requests:
+                touched[request.stream] = None
+                self._put_pooled(sequence, plan.completed_s)
         for request in plan.searches:
-            if request.request_id in open_requests:
-                touched[request] = None
-                self._put_search(request, now_s)
+            if request.request_id in self.requests:
+                touched[request.stream] = None
+                self._put_search(request, plan.completed_s)
         self._observer.on_token_intervals(intervals_s)
         # A text's first token has no interval before it.
         self.tell(touched, at_once=len(intervals_s) < len(plan.outputs))
 
-    def tell(self, requests: Iterable[ActiveRequest], *, at_once: bool) -> None:
+    async def _put_tokens(
+        self, plan: Plan, touched: dict[EventStream, None], intervals_s: list[float]
+    ) -> None:
+        """Note whose streams have events, and what time went by since the tokens before."""
+        now_s, open_requests = plan.completed_s, self.requests
+        for sequence, token_id, logit_row, num_generated, reason, known in plan.outputs:
+            if self._num_ranked >= _RANKED_AT_ONCE:
+                self.tell(touched, at_once=True)
+                touched.clear()
+                await self._give_turns()
+            request = sequence.request
+            if sequence.is_delivered or request.request_id not in open_requests:
+                continue
+            touched[request.stream] = None
+            try:
+                if sequence.error is not None or token_id < 0:
+                    self.fail(request, why_nothing_is_left(sequence, self._vocab_size))
+                    continue
+                last_s, sequence.last_token_s = sequence.last_token_s, now_s
+                if last_s:
+                    intervals_s.append(now_s - last_s)
+                else:
+                    self._observe_first(sequence, now_s)
+                self._totals.num_generated_tokens += 1
+                event = self._token_event(sequence, token_id, num_generated, reason)
+                num_top = request.request.params.logprobs
+                if num_top is not None:
+                    event.token = self._tokenizer.token_text(token_id)
+                    if known is None:
+                        event.logprob = plan.step.logprob(logit_row)
+                        event.top = self._top(plan.step, logit_row, num_top)
+                    else:
+                        event.logprob, event.top = known[0], self._shown(known[1][:num_top])
+                request.stream.put(event)
+                if event.finish_reason is not None:
+                    self._end_choice(sequence, event.finish_reason, num_generated)
+            except Exception as error:  # one request's text must not end the others
+                _log.exception("request %s failed in delivery", request.request_id)
+                self.fail(request, EngineError(f"delivering a token failed: {error}"))
+
+    def tell(self, streams: Iterable[EventStream], *, at_once: bool) -> None:
         """Tell readers of a step's events, at once or with those of the next steps; ``at_once``:
         some can't wait.
 
@@ -122,7 +147,7 @@ class Delivery:
         """
         untold = self._untold
         num_before = len(untold)
-        untold.update(dict.fromkeys(requests))
+        untold.update(dict.fromkeys(streams))
         if not untold:
             return
         left_s = self._told_s + LATEST_S - time.monotonic()
@@ -136,13 +161,13 @@ class Delivery:
             self._timer.cancel()
             self._timer = None
         self._told_s = time.monotonic()
-        requests, self._untold = list(self._untold), {}
-        self._tell_some(requests)
+        streams, self._untold = list(self._untold), {}
+        self._tell_some(streams)
 
-    def _tell_some(self, requests: list[ActiveRequest]) -> None:
-        for request in requests[:MOST_AT_ONCE]:
-            request.stream.notify()
-        if rest := requests[MOST_AT_ONCE:]:
+    def _tell_some(self, streams: list[EventStream]) -> None:
+        for stream in streams[:MOST_AT_ONCE]:
+            stream.notify()
+        if rest := streams[MOST_AT_ONCE:]:
             asyncio.get_running_loop().call_soon(self._tell_some, rest)
 
     def abort(self, request: ActiveRequest) -> None:
@@ -157,14 +182,16 @@ class Delivery:
                 event.num_generated_tokens = sequence.num_generated
                 event.finish_reason = FinishReason.ABORT
                 request.stream.put(event)
-        self._close(request, FinishReason.ABORT, None)
+        self._finish(request, FinishReason.ABORT, None)
+        request.stream.notify()
 
     def fail(self, request: ActiveRequest, error: Exception) -> None:
         """End a request with an error, after the events it has."""
         if not self._remove(request):
             return
         self._scheduler.finish_all(request.sequences)
-        self._close(request, None, error)
+        self._finish(request, None, error)
+        request.stream.notify()
 
     def fail_all(self, error: Exception) -> None:
         """End every request; the scheduler, which may be inconsistent, isn't told."""
@@ -188,7 +215,7 @@ class Delivery:
         event.seed = request.reported_seed
         request.stream.put(event)
 
-    def _close(
+    def _finish(
         self, request: ActiveRequest, reason: FinishReason | None, error: Exception | None
     ) -> None:
         self._totals.num_finished_requests += 1
@@ -196,39 +223,15 @@ class Delivery:
             self._observer.on_request(request.record())
         self._observer.on_finish(reason)
         request.stream.finish(error)
-        request.stream.notify()
 
-    def _put_token(
-        self, output: Output, step: Step, now_s: float, intervals_s: list[float]
-    ) -> None:
-        sequence, token_id, _, num_generated, _, known = output
-        request = sequence.request
-        if sequence.error is not None or token_id < 0:
-            self.fail(request, why_nothing_is_left(sequence, self._vocab_size))
-            return
-        last_s, sequence.last_token_s = sequence.last_token_s, now_s
-        if last_s:
-            intervals_s.append(now_s - last_s)
-        else:
-            self._observe_first(sequence, now_s)
-        self._totals.num_generated_tokens += 1
-        event = self._token_event(output)
-        num_top = request.request.params.logprobs
-        if num_top is not None:
-            event.token = self._tokenizer.token_text(token_id)
-            if known is None:
-                event.logprob = step.logprob(output.logit_row)
-                event.top = self._top(step, output.logit_row, num_top)
-            else:
-                event.logprob = known[0]
-                event.top = self._shown(known[1][:num_top])
-        request.stream.put(event)
-        if event.finish_reason is not None:
-            self._end_choice(sequence, event.finish_reason, num_generated)
-
-    def _token_event(self, output: Output) -> TokenEvent:
+    def _token_event(
+        self,
+        sequence: Sequence,
+        token_id: int,
+        num_generated: int,
+        reason: FinishReason | None,
+    ) -> TokenEvent:
         """Without log-probabilities; its text may end the choice."""
-        sequence, token_id, _, num_generated, reason, _ = output
         request = sequence.request
         stop: str | int | None = None
         if reason is None and sequence.stop_matcher is None:
@@ -271,7 +274,7 @@ class Delivery:
             num_given = request.num_given[sequence.choice] if request.num_given else 0
             for i, token_id in enumerate(result.token_ids, 1):
                 reason = result.reason if i == count else None
-                event = self._token_event(Output(sequence, token_id, -1, i, reason))
+                event = self._token_event(sequence, token_id, i, reason)
                 if wants_logprobs:
                     event.token = self._tokenizer.token_text(token_id)
                     event.logprob = result.logprobs[i - 1]
@@ -310,7 +313,8 @@ class Delivery:
         request.num_open -= 1
         if not request.num_open:
             self._remove(request)
-            self._close(request, reason, None)
+            self._finish(request, reason, None)
+            request.stream.notify()
 
     def _observe_first(self, sequence: Sequence, now_s: float) -> None:
         if sequence.choice == 0:

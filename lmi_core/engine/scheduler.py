@@ -52,12 +52,13 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self.queues.running or self.queues.waiting)
 
-    def add(self, request: ActiveRequest, *, is_restoring: bool = False) -> None:
+    def add(self, sequences: list[Sequence], *, is_restoring: bool = False) -> None:
         """Queue a request's open choices; all but the first are held until the prompt is computed,
         unless there is output already, with which each is computed for itself. The first is held
         until ``restored``, if its prefix ``is_restoring``."""
-        left = [s for s in request.sequences if s.state is not SequenceState.FINISHED]
-        has_output = any(sequence.num_generated for sequence in request.sequences)
+        request = sequences[0].request
+        left = [s for s in sequences if s.state is not SequenceState.FINISHED]
+        has_output = any(sequence.num_generated for sequence in sequences)
         self.queues.open(left)
         if not (is_restoring and request.is_impatient):
             self.queues.limit(request)

@@ -111,7 +111,7 @@ class History:
             for choice in range(params.n)
         ]
         self.requests.append(active)
-        self.scheduler.add(active, is_restoring=is_restoring)
+        self.scheduler.add(active.sequences, is_restoring=is_restoring)
         if is_restoring:
             self.restoring.append(active)
         return active

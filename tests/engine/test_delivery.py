@@ -3,34 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from lmi_core.engine import delivery
 from lmi_core.engine.delivery import LATEST_S, MANY_READERS, MOST_AT_ONCE, Delivery
-from lmi_core.engine.sequence import ActiveRequest
 from lmi_core.engine.stats import EngineTotals, NullObserver
-
-
-class _Request:
-    """Hashable by identity, as a request is."""
-
-    def __init__(self, stream: Any) -> None:
-        self.stream = stream
+from lmi_core.engine.stream import EventStream
 
 
 class Readers:
-    """Requests whose readers note that they were told."""
+    """Streams whose readers note that they were told."""
 
     def __init__(self, count: int) -> None:
         self.told: list[int] = []
-        self.requests = [self._request(i) for i in range(count)]
+        self.streams = [EventStream(partial(self.told_of, i)) for i in range(count)]
 
-    def _request(self, i: int) -> ActiveRequest:
-        stream: Any = SimpleNamespace(notify=lambda: self.told.append(i))
-        return cast(ActiveRequest, _Request(stream))
+    def told_of(self, i: int) -> None:
+        self.told.append(i)
 
     def take(self) -> list[int]:
         told, self.told = self.told, []
@@ -54,7 +47,7 @@ def test_a_few_readers_are_told_of_every_step(clock: SimpleNamespace) -> None:
     readers = Readers(MANY_READERS - 1)
     teller = new_delivery()
     for _ in range(3):  # no time goes by, and there is no event loop that could wake anybody
-        teller.tell(readers.requests, at_once=False)
+        teller.tell(readers.streams, at_once=False)
         assert readers.take() == list(range(MANY_READERS - 1))
 
 
@@ -64,18 +57,18 @@ def test_many_are_told_of_several_short_steps_together(clock: SimpleNamespace) -
 
     async def main() -> None:
         teller = new_delivery()
-        teller.tell(readers.requests, at_once=False)
+        teller.tell(readers.streams, at_once=False)
         assert readers.take() == everybody
         clock.now_s += 0.4 * LATEST_S
-        teller.tell(readers.requests[2:], at_once=False)
+        teller.tell(readers.streams[2:], at_once=False)
         clock.now_s += 0.4 * LATEST_S
-        teller.tell(readers.requests[:-2], at_once=False)
+        teller.tell(readers.streams[:-2], at_once=False)
         assert readers.take() == []
         clock.now_s += 0.4 * LATEST_S
-        teller.tell(readers.requests, at_once=False)
+        teller.tell(readers.streams, at_once=False)
         assert sorted(readers.take()) == everybody
         clock.now_s += 1.1 * LATEST_S
-        teller.tell(readers.requests, at_once=False)
+        teller.tell(readers.streams, at_once=False)
         assert readers.take() == everybody
 
     asyncio.run(main())
@@ -87,7 +80,7 @@ def test_a_first_token_does_not_wait(clock: SimpleNamespace) -> None:
     async def main() -> None:
         teller = new_delivery()
         for _ in range(3):
-            teller.tell(readers.requests, at_once=True)
+            teller.tell(readers.streams, at_once=True)
             assert len(readers.take()) == MANY_READERS
 
     asyncio.run(main())
@@ -98,12 +91,12 @@ def test_who_waits_is_told_though_no_other_step_ends() -> None:
 
     async def main() -> None:
         told = asyncio.Event()
-        readers.requests[-1].stream.notify = told.set
+        readers.streams[-1].notify = told.set
         teller = new_delivery()
-        teller.tell(readers.requests, at_once=False)
+        teller.tell(readers.streams, at_once=False)
         readers.take()
         told.clear()
-        teller.tell(readers.requests, at_once=False)
+        teller.tell(readers.streams, at_once=False)
         async with asyncio.timeout(5):
             await told.wait()
         assert len(readers.take()) == MANY_READERS - 1
@@ -115,12 +108,12 @@ def test_very_many_are_told_in_several_turns(clock: SimpleNamespace) -> None:
     readers = Readers(2 * MOST_AT_ONCE + 1)
 
     async def main() -> None:
-        new_delivery().tell(readers.requests, at_once=True)
+        new_delivery().tell(readers.streams, at_once=True)
         told = [readers.take()]
         while told[-1]:
             await asyncio.sleep(0)
             told.append(readers.take())
         assert [len(each) for each in told] == [MOST_AT_ONCE, MOST_AT_ONCE, 1, 0]
-        assert [i for each in told for i in each] == list(range(len(readers.requests)))
+        assert [i for each in told for i in each] == list(range(len(readers.streams)))
 
     asyncio.run(main())

@@ -159,14 +159,14 @@ def test_an_end_that_is_forced_is_no_ban_of_the_requests() -> None:
 
 
 def test_a_fault_in_delivery_ends_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    put_token = Delivery._put_token
+    token_event = Delivery._token_event
 
-    def broken(self, output, *rest):  # type: ignore[no-untyped-def]
-        if output.sequence.request.request_id == "0" and output.num_generated == 3:
+    def broken(self, sequence, token_id, num_generated, reason):  # type: ignore[no-untyped-def]
+        if sequence.request.request_id == "0" and num_generated == 3:
             raise ValueError("cannot show this")
-        put_token(self, output, *rest)
+        return token_event(self, sequence, token_id, num_generated, reason)
 
-    monkeypatch.setattr(Delivery, "_put_token", broken)
+    monkeypatch.setattr(Delivery, "_token_event", broken)
 
     async def main() -> None:
         async with make_engine() as engine:
