@@ -17,7 +17,8 @@ over would hold the event loop."""
 
 class PagedPolicy:
     """Decode rows first, then prompts in progress, then waiting sequences, in chunks that fill the
-    budget. Without memory the newest running sequence is preempted and computed again later.
+    budget. Without memory the newest running sequence is preempted and computed again later. The
+    scheduler asks for these in turn, and takes in whom the policy names.
 
     Where many rows in one step are no cheaper than in several steps, only a prompt that has the
     step for itself fills the budget. Prompts that share it, or have decode rows beside them, take
@@ -58,38 +59,29 @@ class PagedPolicy:
         and how many rows of light ones' prompts it has."""
         self._num_held_steps = 0
         """Steps since the last admission, as far as they count for ``waiting_steps``."""
+        self._tried: tuple[Sequence, int, int] | None = None
+        """The sequence that was tried last; the blocks available and sequences running then."""
         self._refusal: tuple[Sequence, int, int] | None = None
-        """The sequence that last found no memory; the blocks available and sequences running then:
-        while these stay as they are, it isn't tried again."""
+        """The same of one that found no memory: while these stay as they are, it isn't tried again.
+        """
 
-    def plan(self, behind: Items[Sequence] = ()) -> Plan:
-        """The next step; empty when nothing can run. ``behind``: sequences in flight, which are as
-        they will be when their step has gone well, beside enough memory for those that decode."""
-        plan = Plan(behind=behind)
+    def begin(self, *, keeps_all: bool) -> bool:
+        """Look at who is there, before a step is planned. Unless everybody who runs keeps its
+        place, one gives way to one that waits, where it should; whether one did."""
         self._look_at_shares()
         self._num_heavy_rows = self._num_light_rows = 0
-        # Who is in flight keeps its place.
-        creditor = None if behind else self._creditor()
+        creditor = None if keeps_all else self._creditor()
         if creditor is not None:
             self.preempt(creditor)
-        num_logit_rows = self._decode(plan)
-        prompts = self._prompts(plan)
-        is_held = not plan.num_preempted and self._holds_back()
-        admits = not plan.num_preempted and not is_held
-        if self.queues.are_contested:
-            num_logit_rows = self._share(plan, prompts, num_logit_rows, admits=admits)
-        else:
-            for sequence in prompts:
-                num_logit_rows = self._schedule_chunk(sequence, plan, num_logit_rows)
-        if admits:
-            self._admit(plan, num_logit_rows)
-        plan.num_preempted += creditor is not None
-        if is_held and plan.sequences:  # else it is no step
-            self.pass_step()
-        return plan
+        return creditor is not None
+
+    @property
+    def holds_back(self) -> bool:
+        """Whether nobody is to be admitted for some steps."""
+        return bool(self.queues.running) and self._num_held_steps < self._waiting_steps
 
     def pass_step(self) -> None:
-        """A step goes by that ``plan`` wasn't asked for: the last one's sequences decode on."""
+        """A step goes by with which nobody comes in."""
         self._num_held_steps += 1
 
     def preempts(self) -> bool:
@@ -132,12 +124,14 @@ class PagedPolicy:
 
     def _lacks_room(self, sequence: Sequence) -> bool:
         """Whether rows are missing for its gang, or memory was when it was last tried."""
-        num_running = len(self.queues.running)
-        state = (sequence, self._memory.pool.num_available, num_running)
-        return state == self._refusal or not self._has_rows(sequence)
+        return self._room(sequence) == self._refusal or not self._has_rows(sequence)
 
-    def _decode(self, plan: Plan) -> int:
-        """Give every sequence with one pending token its row; returns the logit rows left."""
+    def _room(self, sequence: Sequence) -> tuple[Sequence, int, int]:
+        """The blocks available and sequences running now, when it is tried."""
+        return sequence, self._memory.pool.num_available, len(self.queues.running)
+
+    def decode(self, plan: Plan) -> None:
+        """Give every sequence with one pending token its row."""
         block_size, heavy = self._memory.block_size, self._heavy
         sequences = plan.sequences
         # A copy: preemption takes sequences off the end.
@@ -156,7 +150,7 @@ class PagedPolicy:
         for sequence in [sequence for sequence in sequences if sequence.copy is not None]:
             plan.take_copy(sequence)
         plan.num_tokens = len(sequences)
-        return self._info.max_logit_rows - len(sequences)
+        plan.num_rows_left = self._info.max_logit_rows - len(sequences)
 
     def _grow(self, sequence: Sequence, plan: Plan) -> bool:
         """One more block, at the cost of the newest sequences; False if it was the newest, or
@@ -182,59 +176,41 @@ class PagedPolicy:
             plan.failures.append((sequence, error))
             return False
 
-    def _prompts(self, plan: Plan) -> list[Sequence]:
-        """Those in progress."""
+    def prompts(self, plan: Plan) -> list[Sequence]:
+        """Those in progress, where tenants have shares in the order of these."""
         failed = [sequence for sequence, _ in plan.failures]
         running = self.queues.running
-        return [s for s in running if not s.num_scheduled and s not in failed]
+        prompts = [s for s in running if not s.num_scheduled and s not in failed]
+        return sorted(prompts, key=self.queues.order) if self.queues.are_contested else prompts
 
-    def _share(
-        self, plan: Plan, prompts: list[Sequence], num_logit_rows: int, *, admits: bool
-    ) -> int:
-        """Continue prompts in the order of their tenants' shares, but behind those that wait and
-        come before them; returns the logit rows left."""
-        for sequence in sorted(prompts, key=self.queues.order):
-            if admits:
-                num_logit_rows = self._admit(plan, num_logit_rows, before=sequence)
-            num_logit_rows = self._schedule_chunk(sequence, plan, num_logit_rows)
-        return num_logit_rows
-
-    def _holds_back(self) -> bool:
-        return bool(self.queues.running) and self._num_held_steps < self._waiting_steps
-
-    def _admit(self, plan: Plan, num_logit_rows: int, before: Sequence | None = None) -> int:
-        """Take waiting sequences in, those whose tenants were served less than that of ``before``;
-        returns the logit rows left."""
+    def next_in(self, plan: Plan, before: Sequence | None) -> Sequence | None:
+        """Who of those that wait comes in with the step if there is memory, at ``before`` only one
+        whose tenant was served less than that one's."""
         queues, memory = self.queues, self._memory
-        while queues.waiting and memory.num_free_rows and num_logit_rows:
-            sequence = queues.first()
-            if self._num_tokens_left(plan, sequence) <= 0:
-                break
-            if before is not None and queues.order(sequence) > queues.order(before):
-                break
-            if self._takes_whole and not self._fits(sequence, plan):
-                break
-            state = (sequence, memory.pool.num_available, len(queues.running))
-            if state == self._refusal or not self._has_rows(sequence):
-                break
-            if _awaits(sequence, plan.behind, self._memory):
-                plan.must_wait = True
-                break
-            try:
-                has_memory = memory.admit(sequence, num_spare_blocks=self._num_spare_blocks())
-            except Exception as error:  # those behind it are admitted by the next step
-                plan.failures.append((sequence, error))
-                break
-            if not has_memory:
-                self._refusal = state
-                break
-            queues.note_admitted(sequence)
-            self._num_held_steps = 0
-            for member in sequence.gang:
-                plan.take_copy(member)
-                queues.run(member)
-                num_logit_rows = self._schedule_chunk(member, plan, num_logit_rows)
-        return num_logit_rows
+        if not (queues.waiting and memory.num_free_rows and plan.num_rows_left):
+            return None
+        sequence = queues.first()
+        if self._num_tokens_left(plan, sequence) <= 0:
+            return None
+        if before is not None and queues.order(sequence) > queues.order(before):
+            return None
+        if self._takes_whole and not self._fits(sequence, plan):
+            return None
+        if self._lacks_room(sequence):
+            return None
+        if _awaits(sequence, plan.behind, memory):
+            plan.must_wait = True
+            return None
+        self._tried = self._room(sequence)
+        return sequence
+
+    def note_refused(self) -> None:
+        """Whom ``next_in`` gave found no memory."""
+        self._refusal = self._tried
+
+    def note_admitted(self) -> None:
+        """Whom ``next_in`` gave is in memory."""
+        self._num_held_steps = 0
 
     def _has_rows(self, sequence: Sequence) -> bool:
         """Whether there are rows for its gang, beside those that others will want."""
@@ -246,7 +222,7 @@ class PagedPolicy:
     def _fits(self, sequence: Sequence, plan: Plan) -> bool:
         return sequence.num_pending <= self._info.max_num_batched_tokens - plan.num_tokens
 
-    def _num_spare_blocks(self) -> int:
+    def num_spare_blocks(self) -> int:
         """Blocks kept for running sequences to grow into, so that one which is admitted isn't
         preempted a few steps later."""
         num_running = len(self.queues.running)
@@ -275,11 +251,11 @@ class PagedPolicy:
         num_spent = min(num_decoding, most // 2) + plan.num_prompt_tokens + self._num_heavy_rows
         return max(0, min(left, most - num_spent))
 
-    def _schedule_chunk(self, sequence: Sequence, plan: Plan, num_logit_rows: int) -> int:
+    def schedule(self, sequence: Sequence, plan: Plan) -> None:
         """Schedule as many pending tokens as budget and logit rows allow, maybe none."""
-        num_pending = sequence.num_pending
+        num_pending, num_logit_rows = sequence.num_pending, plan.num_rows_left
         if not num_pending:  # it waits for the others of its gang
-            return num_logit_rows
+            return
         num_tokens = min(num_pending, self._num_tokens_left(plan, sequence))
         if self._takes_whole:
             num_tokens = num_pending
@@ -299,7 +275,7 @@ class PagedPolicy:
             plan.num_prompt_tokens += num_tokens
             self._num_heavy_rows += num_pending == 1 and sequence in self._heavy
             self._num_light_rows += num_tokens * self._is_light(sequence)
-        return num_logit_rows - num_rows
+        plan.num_rows_left = num_logit_rows - num_rows
 
 
 def _awaits(sequence: Sequence, in_flight: Items[Sequence], memory: KvMemory) -> bool:

@@ -73,6 +73,8 @@ class Plan:
     """Leading ``sequences`` of a step submitted ahead whose tokens are of the one before."""
     num_prompt_tokens: int = 0
     """Those of ``num_tokens`` that aren't of decoding sequences."""
+    num_rows_left: int = 0
+    """Logit rows that it may still have, while it is planned."""
     num_preempted: int = 0
     wants_states: bool = False
     """Whether the step's hidden states are of interest; never of a step submitted ahead."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from collections.abc import Sequence as Items
 
 from lmi_core.engine.decoding import take_plain
 from lmi_core.engine.kv_memory import KvMemory
@@ -31,7 +32,7 @@ class Scheduler:
         self._policy = policy
         self._speculation = speculation
         self._searches = SearchMoves(self.queues, memory, self._preempt)
-        self.ahead = StepsAhead(memory, policy, speculation)
+        self.ahead = StepsAhead(memory, policy, speculation, self._planned)
         self.num_preemptions = 0
         self.num_restoring = 0
         """Sequences that are RESTORING."""
@@ -85,7 +86,7 @@ class Scheduler:
     def plan(self, now_s: float) -> Plan:
         """Decide the next step; empty when nothing can run. ``now_s``: for those that may wait only
         so long, as ``arrival_s`` counts."""
-        plan = self._policy.plan()
+        plan = self._planned()
         # Who begins with this step is in time: no wait at all is for those that find a place.
         plan.expired = self.queues.take_due(now_s)
         for request in plan.expired:
@@ -96,6 +97,46 @@ class Scheduler:
         if self._speculation is not None:
             self._speculation.add_drafts(plan, plan.sequences, self.num_running)
         return plan
+
+    def _planned(self, behind: Items[Sequence] = ()) -> Plan:
+        """The next step; empty when nothing can run. ``behind``: sequences in flight, which are as
+        they will be when their step has gone well, beside enough memory for those that decode."""
+        policy, plan = self._policy, Plan(behind=behind)
+        # Who is in flight keeps its place.
+        gave_way = policy.begin(keeps_all=bool(behind))
+        policy.decode(plan)
+        is_held = not plan.num_preempted and policy.holds_back
+        admits = not plan.num_preempted and not is_held
+        for sequence in policy.prompts(plan):
+            if admits and self.queues.are_contested:
+                self._admit(plan, before=sequence)
+            policy.schedule(sequence, plan)
+        if admits:
+            self._admit(plan)
+        plan.num_preempted += gave_way
+        if is_held and plan.sequences:  # else it is no step
+            policy.pass_step()
+        return plan
+
+    def _admit(self, plan: Plan, before: Sequence | None = None) -> None:
+        """Take in whom the policy names, as long as there is memory."""
+        policy, queues = self._policy, self.queues
+        while (sequence := policy.next_in(plan, before)) is not None:
+            num_spare_blocks = policy.num_spare_blocks()
+            try:
+                has_memory = self.memory.admit(sequence, num_spare_blocks=num_spare_blocks)
+            except Exception as error:  # those behind it are admitted by the next step
+                plan.failures.append((sequence, error))
+                break
+            if not has_memory:
+                policy.note_refused()
+                break
+            queues.note_admitted(sequence)
+            policy.note_admitted()
+            for member in sequence.gang:
+                plan.take_copy(member)
+                queues.run(member)
+                policy.schedule(member, plan)
 
     def commit(self, plan: Plan, rows: FloatArray | None = None) -> None:
         """Take over a completed step: append tokens, publish blocks, release what ended. ``rows``:

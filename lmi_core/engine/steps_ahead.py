@@ -6,7 +6,8 @@ waits comes in. Where it failed, the step behind it is dropped.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Items
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -33,7 +34,10 @@ class StepsAhead:
         memory: KvMemory,
         policy: PagedPolicy,
         speculation: Speculation | None,
+        planned: Callable[[Items[Sequence]], Plan],
     ) -> None:
+        """``planned``: gives the step behind sequences, which are as it leaves them."""
+        self._planned = planned
         self._queues = policy.queues
         self._memory = memory
         self._policy = policy
@@ -90,7 +94,7 @@ class StepsAhead:
             num_lacking = len(lacking_room(decoding, 0, memory.block_size))
             if num_lacking > memory.pool.num_available:
                 return None
-            ahead = self._policy.plan(behind=plan.sequences)
+            ahead = self._planned(plan.sequences)
         if ahead.must_wait or not ahead.sequences:
             self.cancel(ahead)  # who was admitted is there for the next plan
             return None
