@@ -87,7 +87,7 @@ async def _whole(
             async for events in batches:
                 meter.observe(events)
                 parsed.renderer.feed(index, events)
-    return await rendered(parsed.renderer.finish, num_items(parsed, meter))
+    return await rendered(parsed.renderer.finish, num_items(parsed.requests, meter))
 
 
 def _failed(endpoint: Endpoint, error: Exception) -> Answered:

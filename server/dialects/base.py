@@ -87,8 +87,10 @@ class Renderer(ABC):
     """The last frame of a choice tells of each of its tokens once more."""
     keep_alive: bytes = b""
     """Sent whenever a stream has been silent for a while; empty: nothing is."""
+    headers: Mapping[str, str] = {}
+    """Of the response, besides those that every answer has."""
 
-    def headers(self) -> Mapping[str, str]:
+    def final_headers(self) -> Mapping[str, str]:
         """Headers that are known only after ``finish``, of an answer that isn't streamed."""
         return {}
 
@@ -114,5 +116,3 @@ class ParsedCall:
     """Keep only this many tokens of each prompt, the last ones."""
     prompt_field: str = "prompt"
     """What the call's body names the prompt; errors about it say so."""
-    headers: Mapping[str, str] = field(default_factory=dict)
-    """Response headers besides those that every answer has."""

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
 from aiohttp import web
 
-from lmi_core.errors import UserError
 from lmi_server.dialects.base import Call, HttpError, ParsedCall
-from lmi_server.dialects.large_bodies import decoded
+from lmi_server.dialects.large_bodies import decoded, named_as
 from lmi_server.dialects.unknown_fields import IGNORED, collect_ignored, refuse_ignored
 from lmi_server.http.metrics import METER
 from lmi_server.http.properties import request_properties
-from lmi_server.http.streaming import respond
+from lmi_server.http.streaming import owned_requests, respond
 from lmi_server.models.loaded_model import LoadedModel
 from lmi_server.models.recorded import recorded
 
@@ -78,27 +77,12 @@ async def generate_with(
             headers=request_properties(request.headers),
             query=dict(request.query),  # which can be pickled
         )
-        if read is None:
-            return await _run(request, model, await parse(call))
-        async with read(request, call) as call:
-            return await _run(request, model, await parse(call))
-
-
-async def _run(request: web.Request, model: LoadedModel, parsed: ParsedCall) -> web.StreamResponse:
-    options = model.options
-    if options.strict_requests:
-        ignored = request[IGNORED]
-        refuse_ignored(ignored)
-    try:
-        return await respond(
-            request,
-            recorded(request, model),
-            parsed,
-            request[METER],
-            send_timeout_s=options.send_timeout_s,
-            limits=options.limits,
-        )
-    except UserError as error:
-        if error.field == "prompt":
-            error.field = parsed.prompt_field
-        raise
+        async with nullcontext(call) if read is None else read(request, call) as call:
+            parsed = await parse(call)
+            if model.options.strict_requests:
+                ignored = request[IGNORED]
+                refuse_ignored(ignored)
+            engine = recorded(request, model)
+            with named_as(parsed.prompt_field):
+                requests = await owned_requests(request, engine, parsed)
+                return await respond(request, model, engine, requests, parsed.renderer)

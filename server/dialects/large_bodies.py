@@ -7,7 +7,8 @@ nanosecond a byte. What comes back is bounded, so that the lock is never held fo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pickle import PickleBuffer
 from typing import Any, Literal, TypeVar
@@ -92,6 +93,17 @@ async def decoded(
     value, ignored = answer
     note_ignored(ignored)
     return value
+
+
+@contextmanager
+def named_as(prompt_field: str) -> Iterator[None]:
+    """Have errors about a prompt name what a body calls it."""
+    try:
+        yield
+    except UserError as error:
+        if error.field == "prompt":
+            error.field = prompt_field
+        raise
 
 
 async def model_named(body: bytes) -> str | Literal[False] | None:
@@ -183,12 +195,8 @@ def _decode_in_child(
     ignored = collect_ignored()
     value: Any = decode(bytes(body))
     if isinstance(value, ParsedCall):
-        try:
+        with named_as(value.prompt_field):
             value = _bounded(value, stand_in)
-        except UserError as error:
-            if error.field == "prompt":
-                error.field = value.prompt_field
-            raise
     return value, ignored
 
 

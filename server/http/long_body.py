@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.payload import Payload
 
 from lmi_core.engine.request import GenerationRequest
-from lmi_server.dialects.base import ParsedCall
 from lmi_server.http.metrics import RequestMeter
 
 _PIECE_BYTES = 1 << 20
@@ -17,12 +18,12 @@ def body_of(data: bytes | None) -> bytes | LongBody | None:
     return data if data is None or len(data) <= _PIECE_BYTES else LongBody(data)
 
 
-def num_items(parsed: ParsedCall, meter: RequestMeter) -> int:
+def num_items(requests: Sequence[GenerationRequest], meter: RequestMeter) -> int:
     """About how many tokens, with the likeliest in their places, and vectors an answer names."""
-    params = parsed.requests[0].params
-    num_prompt = meter.num_prompt_tokens if names_prompts(parsed.requests[0]) else 0
+    params = requests[0].params
+    num_prompt = meter.num_prompt_tokens if names_prompts(requests[0]) else 0
     num_ranked = max(params.logprobs or 0, params.prompt_logprobs or 0)
-    return len(parsed.requests) + (meter.num_generated_tokens + num_prompt) * (1 + num_ranked)
+    return len(requests) + (meter.num_generated_tokens + num_prompt) * (1 + num_ranked)
 
 
 def names_prompts(request: GenerationRequest) -> bool:

@@ -10,7 +10,7 @@ from lmi_core.engine.intake import prompt_of
 from lmi_core.engine.outputs import TokenEvent
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.errors import LmiError, UserError
-from lmi_server.dialects.base import ParsedCall
+from lmi_server.dialects.base import Renderer
 from lmi_server.http.metrics import RequestMeter
 from lmi_server.http.portions import NumberedEvents, portions
 from lmi_server.models.backend import Generates, Tokenizes
@@ -29,7 +29,7 @@ async def collect_one(
     backend: Generates,
     request: GenerationRequest,
     index: int,
-    parsed: ParsedCall,
+    renderer: Renderer,
     meter: RequestMeter,
 ) -> None:
     """Feed a prompt's events to the renderer until it ends."""
@@ -39,11 +39,11 @@ async def collect_one(
                 if i:
                     await asyncio.sleep(0)
                 meter.observe(portion)
-                parsed.renderer.feed(index, portion)
+                renderer.feed(index, portion)
 
 
 async def collect_all(
-    backend: Generates, requests: list[GenerationRequest], parsed: ParsedCall, meter: RequestMeter
+    backend: Generates, requests: list[GenerationRequest], renderer: Renderer, meter: RequestMeter
 ) -> None:
     """All prompts of one call at once, or, where they are pooled, so many that others get their
     turn between them; the first failure ends the others."""
@@ -55,7 +55,7 @@ async def collect_all(
     async def collect(index: int, request: GenerationRequest) -> None:
         try:
             with _naming(index):
-                await collect_one(backend, request, index, parsed, meter)
+                await collect_one(backend, request, index, renderer, meter)
         finally:
             places.release()
 

@@ -7,22 +7,20 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
 
 from aiohttp import web
 
-from lmi_core.engine.outputs import TokenEvent
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.stream import Subscribable
 from lmi_core.errors import EngineError, LmiError
 from lmi_server.dialects.base import ParsedCall, Renderer
 from lmi_server.dialects.large_bodies import rendered
-from lmi_server.http.answer_deadline import AnswerDeadline, AnswerLimits
+from lmi_server.http.answer_deadline import AnswerDeadline
 from lmi_server.http.frame_writer import FrameWriter
 from lmi_server.http.long_body import body_of, names_prompts, num_items
-from lmi_server.http.metrics import RequestMeter
+from lmi_server.http.metrics import METER, RequestMeter
 from lmi_server.http.portions import NumberedEvents, in_turns
-from lmi_server.http.pushed_batches import PushedBatches
+from lmi_server.http.pushed_frames import PushedFrames
 from lmi_server.http.several_prompts import (
     collect_all,
     collect_one,
@@ -32,80 +30,81 @@ from lmi_server.http.several_prompts import (
 )
 from lmi_server.http.tenants import owned
 from lmi_server.models.backend import Generates
+from lmi_server.models.loaded_model import LoadedModel
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
 
-
-async def respond(
-    request: web.Request,
-    backend: Generates,
-    parsed: ParsedCall,
-    meter: RequestMeter,
-    *,
-    send_timeout_s: float,
-    limits: AnswerLimits = AnswerLimits(),  # noqa: B008 it is frozen
-) -> web.StreamResponse:
-    """Run a call and answer it. Errors before the first byte are raised, later ones are sent."""
+async def owned_requests(
+    request: web.Request, backend: Generates, parsed: ParsedCall
+) -> list[GenerationRequest]:
+    """What the engine is asked for a call, in its tenant's name; told to the call's meter."""
     requests: list[GenerationRequest] = []
     for index, asked in enumerate(parsed.requests):
         await take_turns(index)
         asked = owned(request, asked.behind_first() if index else asked)
         requests.append(await truncated(backend, asked, parsed.truncate_prompt_tokens))
-    meter.submit(backend.info.model, requests, parsed.prompt_field)
-    if parsed.renderer.streams:
-        return await _streamed(request, backend, requests, parsed, meter, send_timeout_s, limits)
+    request[METER].submit(backend.info.model, requests, parsed.prompt_field)
+    return requests
+
+
+async def respond(
+    request: web.Request,
+    model: LoadedModel,
+    backend: Generates,
+    requests: list[GenerationRequest],
+    renderer: Renderer,
+) -> web.StreamResponse:
+    """Run a call and answer it. Errors before the first byte are raised, later ones are sent."""
+    meter = request[METER]
+    if renderer.streams:
+        return await _streamed(request, model, backend, requests, renderer)
     try:
-        async with AnswerDeadline(meter, limits):
+        async with AnswerDeadline(meter, model.options.limits):
             if len(requests) == 1:
-                await collect_one(backend, requests[0], 0, parsed, meter)
+                await collect_one(backend, requests[0], 0, renderer, meter)
             else:
-                await collect_all(backend, requests, parsed, meter)
+                await collect_all(backend, requests, renderer, meter)
     except EngineError as error:
-        return _failed(parsed, meter, error)
-    return _whole(parsed, await rendered(parsed.renderer.finish, num_items(parsed, meter)))
+        return _failed(renderer, meter, error)
+    return _whole(renderer, await rendered(renderer.finish, num_items(requests, meter)))
 
 
 async def _streamed(
     request: web.Request,
+    model: LoadedModel,
     backend: Generates,
-    requests: Sequence[GenerationRequest],
-    parsed: ParsedCall,
-    meter: RequestMeter,
-    send_timeout_s: float,
-    limits: AnswerLimits,
+    requests: list[GenerationRequest],
+    renderer: Renderer,
 ) -> web.StreamResponse:
-    times = send_timeout_s, limits
-    has_long = names_prompts(requests[0]) or parsed.renderer.ends_at_length
+    meter = request[METER]
+    has_long = names_prompts(requests[0]) or renderer.ends_at_length
     if len(requests) == 1 and not has_long and isinstance(backend, Subscribable):
-        feed = partial(_feed, parsed.renderer, meter, 0)
-        pushed = PushedBatches(backend, requests[0])
-        push_to = partial(pushed.push_to, feed=feed)
-        return await _stream(request, pushed.batches(), feed, parsed, meter, *times, push_to)
+        pushed = PushedFrames(backend, requests[0], renderer, meter)
+        return await _stream(request, model, pushed.frames(), renderer, pushed.push_to)
     if len(requests) == 1:
         batches = numbered(backend.generate_batches(requests[0]))
     else:
-        batches = merged(backend, list(requests))
+        batches = merged(backend, requests)
     if has_long:
-        frames = _frames(in_turns(batches, 1), parsed.renderer, meter)
-        return await _stream(request, frames, bytes, parsed, meter, *times)
-    feed_all = partial(_feed_all, parsed.renderer, meter)
-    return await _stream(request, in_turns(batches), feed_all, parsed, meter, *times)
+        frames = _long_frames(in_turns(batches, 1), renderer, meter)
+    else:
+        frames = _frames(in_turns(batches), renderer, meter)
+    return await _stream(request, model, frames, renderer)
 
 
-def _whole(parsed: ParsedCall, body: bytes) -> web.Response:
-    renderer = parsed.renderer
-    headers = {**parsed.headers, **renderer.headers(), "Content-Type": renderer.content_type}
+def _whole(renderer: Renderer, body: bytes) -> web.Response:
+    headers = {**renderer.headers, **renderer.final_headers()}
+    headers["Content-Type"] = renderer.content_type
     return web.Response(body=body_of(body), headers=headers)
 
 
-def _failed(parsed: ParsedCall, meter: RequestMeter, error: EngineError) -> web.Response:
+def _failed(renderer: Renderer, meter: RequestMeter, error: EngineError) -> web.Response:
     """The answer that a failure before its first byte leaves, where it is no error of the call."""
-    if not parsed.renderer.absorbs_failures:
+    if not renderer.absorbs_failures:
         raise error
     meter.error = str(error)
-    return _whole(parsed, parsed.renderer.error(error))
+    return _whole(renderer, renderer.error(error))
 
 
 async def truncated(
@@ -125,18 +124,18 @@ async def truncated(
     return replace(request, prompt=None, prompt_token_ids=tuple(token_ids[-num_tokens:]))
 
 
-def _feed(
-    renderer: Renderer, meter: RequestMeter, index: int, events: Sequence[TokenEvent]
-) -> bytes:
-    meter.observe(events)
-    return renderer.feed(index, events)
-
-
-def _feed_all(renderer: Renderer, meter: RequestMeter, numbered: NumberedEvents) -> bytes:
-    return b"".join([_feed(renderer, meter, index, events) for index, events in numbered])
-
-
 async def _frames(
+    batches: AsyncGenerator[NumberedEvents, None], renderer: Renderer, meter: RequestMeter
+) -> AsyncGenerator[bytes, None]:
+    """One per batch; empty: nothing to say yet."""
+    async with aclosing(batches):
+        async for batch in batches:
+            for _, events in batch:
+                meter.observe(events)
+            yield b"".join([renderer.feed(index, events) for index, events in batch])
+
+
+async def _long_frames(
     batches: AsyncGenerator[NumberedEvents, None], renderer: Renderer, meter: RequestMeter
 ) -> AsyncGenerator[bytes, None]:
     """Of single events, of which each choice's first one tells of the whole prompt, and the last
@@ -154,39 +153,35 @@ async def _frames(
 
 async def _stream(
     request: web.Request,
-    batches: AsyncGenerator[T, None],
-    feed: Callable[[T], bytes],
-    parsed: ParsedCall,
-    meter: RequestMeter,
-    send_timeout_s: float,
-    limits: AnswerLimits,
+    model: LoadedModel,
+    frames: AsyncGenerator[bytes, None],
+    renderer: Renderer,
     push_to: Callable[[FrameWriter], None] | None = None,
 ) -> web.StreamResponse:
-    """One write per batch: while a slow client blocks one, the engine gathers the next. ``push_to``
+    """One write per frame: while a slow client blocks one, the engine gathers the next. ``push_to``
     is called once the status line is out."""
-    renderer = parsed.renderer
-    async with aclosing(batches):
+    meter, limits = request[METER], model.options.limits
+    async with aclosing(frames):
         # The status line waits for the first events, so that a refusal can still set the status.
         try:
             async with AnswerDeadline(meter, limits):
-                batch = None if renderer.starts_at_once else await anext(batches)
+                frame = b"" if renderer.starts_at_once else await anext(frames)
         except EngineError as error:
-            return _failed(parsed, meter, error)
-        response = web.StreamResponse(
-            headers={**parsed.headers, "Content-Type": renderer.content_type}
-        )
+            return _failed(renderer, meter, error)
+        headers = {**renderer.headers, "Content-Type": renderer.content_type}
+        response = web.StreamResponse(headers=headers)
         await response.prepare(request)
-        with FrameWriter(request, response, send_timeout_s, renderer.keep_alive) as writer:
+        timeout_s = model.options.send_timeout_s
+        with FrameWriter(request, response, timeout_s, renderer.keep_alive) as writer:
             try:
                 async with AnswerDeadline(meter, limits):
                     while True:
-                        frame = b"" if batch is None else feed(batch)
                         if frame:
                             await writer.send(frame)
                             if push_to is not None:
                                 push_to(writer)
                                 push_to = None
-                        batch = await anext(batches)
+                        frame = await anext(frames)
             except StopAsyncIteration:
                 frame = renderer.finish()
             except ConnectionError:

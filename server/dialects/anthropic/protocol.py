@@ -41,13 +41,13 @@ class MessagesProtocol:
         message = Message(f"msg_{call.request_id}", body.model or self._model_name, form)
         kind = MessageEventsRenderer if body.stream else MessageRenderer
         renderer: Renderer = kind(message)
+        renderer.headers = {"Cache-Control": "no-cache"} if body.stream else {}
         unknown = unknown_fields(call.body, body.__struct_fields__, WITHIN)
         report_unknown(call.request_id, unknown, "fields")
         return ParsedCall(
             requests=(chat_request(call.request_id, chat, prompt, params, adapter),),
             renderer=renderer,
             prompt_field="messages",
-            headers={"Cache-Control": "no-cache"} if body.stream else {},
         )
 
     def counted(self, data: bytes) -> str:

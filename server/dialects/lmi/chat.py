@@ -77,12 +77,11 @@ class LmiChats:
             renderer = chat_renderer(chat, answer_id, params.n, release)
         request = chat_request(call.request_id, chat, prompt, params, adapter)
         unknown = unknown_fields(call.body, (*chat.__struct_fields__, "adapters"), WITHIN)
-        headers = report_unknown(call.request_id, unknown, "fields")
+        renderer.headers = report_unknown(call.request_id, unknown, "fields")
         return ParsedCall(
             requests=(request,),
             renderer=renderer,
             truncate_prompt_tokens=chat.truncate_prompt_tokens,
-            headers=headers,
         )
 
 

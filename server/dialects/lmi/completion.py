@@ -66,9 +66,10 @@ def parse_completion(
     else:
         renderer = CompletionRenderer(answer, echo, num_candidates=body.num_candidates)
     unknown = unknown_fields(call.body, (*body.__struct_fields__, "adapters"), WITHIN)
+    requests = completion_requests(call.request_id, body, whole, params, adapter)
+    renderer.headers = report_unknown(call.request_id, unknown, "fields")
     return ParsedCall(
-        requests=completion_requests(call.request_id, body, whole, params, adapter),
+        requests=requests,
         renderer=renderer,
         truncate_prompt_tokens=body.truncate_prompt_tokens,
-        headers=report_unknown(call.request_id, unknown, "fields"),
     )

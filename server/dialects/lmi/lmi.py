@@ -181,26 +181,22 @@ class LmiProtocol:
                 parameters=body.parameters or {},
                 input_number=call.input_number,
             )
-        return ParsedCall(
-            requests=tuple(
-                make(
-                    request_id=call.request_id if len(prompts) == 1 else f"{call.request_id}-{i}",
-                    prompt=cached + prompt,
-                    params=params,
-                    max_queue_s=parameters.max_queue_s,
-                    echo=answer.prompt_tokens,
-                    adapter=adapters[i],
-                )
-                for i, prompt in enumerate(prompts)
-            ),
-            renderer=_renderer(formatter, answer, pipeline, stream=stream),
-            truncate_prompt_tokens=truncate(parameters),
-            headers=report_unknown(
-                call.request_id,
-                (*fields, *later, *unknown, *ignored, *not_cached),
-                "parameters",
-            ),
+        requests = tuple(
+            make(
+                request_id=call.request_id if len(prompts) == 1 else f"{call.request_id}-{i}",
+                prompt=cached + prompt,
+                params=params,
+                max_queue_s=parameters.max_queue_s,
+                echo=answer.prompt_tokens,
+                adapter=adapters[i],
+            )
+            for i, prompt in enumerate(prompts)
         )
+        num_kept = truncate(parameters)
+        renderer = _renderer(formatter, answer, pipeline, stream=stream)
+        not_used = (*fields, *later, *unknown, *ignored, *not_cached)
+        renderer.headers = report_unknown(call.request_id, not_used, "parameters")
+        return ParsedCall(requests=requests, renderer=renderer, truncate_prompt_tokens=num_kept)
 
     def error(self, error: Exception) -> Reply:
         """As DJL-Serving does, connections end with a status that says so."""

@@ -75,12 +75,10 @@ def parse_embedding(call: Call) -> ParsedCall:
         truncate="right" if asked.truncate else "",
     )
     single = isinstance(body.inputs, str) or isinstance(body.inputs[0], int)
-    return ParsedCall(
-        requests=embedding_requests(call.request_id, inputs, params, max_queue_s=asked.max_queue_s),
-        renderer=VectorListRenderer(len(inputs), single=single),
-        prompt_field="inputs",
-        headers=_unknown(call, body),
-    )
+    requests = embedding_requests(call.request_id, inputs, params, max_queue_s=asked.max_queue_s)
+    renderer = VectorListRenderer(len(inputs), single=single)
+    renderer.headers = _unknown(call, body)
+    return ParsedCall(requests=requests, renderer=renderer, prompt_field="inputs")
 
 
 def parse_pairs(call: Call) -> ParsedCall:
@@ -98,12 +96,10 @@ def parse_pairs(call: Call) -> ParsedCall:
         asked, headers = body.parameters, _unknown(call, body)
     check_number(len(pairs), "texts")
     params = PoolingParams(truncate="right" if asked.truncate else "")
-    return ParsedCall(
-        requests=pair_requests(call.request_id, pairs, params, max_queue_s=asked.max_queue_s),
-        renderer=VectorListRenderer(len(pairs), single=single),
-        prompt_field="texts",
-        headers=headers,
-    )
+    requests = pair_requests(call.request_id, pairs, params, max_queue_s=asked.max_queue_s)
+    renderer = VectorListRenderer(len(pairs), single=single)
+    renderer.headers = headers
+    return ParsedCall(requests=requests, renderer=renderer, prompt_field="texts")
 
 
 def _unknown(call: Call, body: EmbeddingBody | PairBody) -> dict[str, str]:

@@ -115,8 +115,9 @@ async def answer_in_session(
         session = await sessions.create(owner) if found is None else found
         headers = {FIELD: _with_end(session)} if found is None else {}
         used.append(session)
+        parsed.renderer.headers = {**parsed.renderer.headers, **headers}
         requests = tuple(replace(each, session=session.key) for each in parsed.requests)
-        return replace(parsed, requests=requests, headers={**parsed.headers, **headers})
+        return replace(parsed, requests=requests)
 
     try:
         return await generate_with(request, model, parsed_in, read)

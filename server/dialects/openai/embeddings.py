@@ -89,16 +89,13 @@ class PoolingProtocol:
             prompt_name=body.prompt_name,
             truncate="right" if body.truncate_prompt_tokens else "",
         )
-        return ParsedCall(
-            requests=embedding_requests(
-                call.request_id, inputs, params, adapter, max_queue_s=body.max_queue_s
-            ),
-            renderer=_EmbeddingsRenderer(
-                len(inputs), body.model or self._model_name, body.encoding_format
-            ),
-            prompt_field="input",
-            headers=_unknown(call, body),
+        requests = embedding_requests(
+            call.request_id, inputs, params, adapter, max_queue_s=body.max_queue_s
         )
+        model_name = body.model or self._model_name
+        renderer = _EmbeddingsRenderer(len(inputs), model_name, body.encoding_format)
+        renderer.headers = _unknown(call, body)
+        return ParsedCall(requests=requests, renderer=renderer, prompt_field="input")
 
     def parse_rerank(self, call: Call) -> ParsedCall:
         check_content_type(call.content_type)
@@ -110,14 +107,12 @@ class PoolingProtocol:
             raise UserError(f"top_n is {body.top_n}, but must be at least 1", field="top_n")
         params = PoolingParams(truncate="right" if body.truncate_prompt_tokens else "")
         pairs = [(body.query, document) for document in documents]
-        return ParsedCall(
-            requests=pair_requests(
-                call.request_id, pairs, params, adapter, max_queue_s=body.max_queue_s
-            ),
-            renderer=_RerankRenderer(call.request_id, body, documents, self._model_name),
-            prompt_field="documents",
-            headers=_unknown(call, body),
+        requests = pair_requests(
+            call.request_id, pairs, params, adapter, max_queue_s=body.max_queue_s
         )
+        renderer = _RerankRenderer(call.request_id, body, documents, self._model_name)
+        renderer.headers = _unknown(call, body)
+        return ParsedCall(requests=requests, renderer=renderer, prompt_field="documents")
 
 
 class _EmbeddingsRenderer(PooledRenderer):

@@ -187,9 +187,8 @@ def _parsed(
 ) -> ParsedCall:
     if body.stream_options is not None and not body.stream:
         raise UserError("stream_options needs stream: true", field="stream_options")
-    headers = STREAM_HEADERS if renderer.streams else {}
     if renderer.streams:
-        renderer.content_type = UTF8_EVENTS
+        renderer.content_type, renderer.headers = UTF8_EVENTS, STREAM_HEADERS
     unknown = unknown_fields(call.body, body.__struct_fields__, WITHIN)
     report_unknown(call.request_id, unknown, "fields")
     return ParsedCall(
@@ -197,7 +196,6 @@ def _parsed(
         renderer=renderer,
         truncate_prompt_tokens=body.truncate_prompt_tokens,
         prompt_field=prompt_field,
-        headers=headers,
     )
 
 

@@ -120,14 +120,14 @@ class ResponsesProtocol:
         head = _head(asked, asked.model or self._model_name, stores)
         response = Response(head, form, frozenset(customs.formats), customs.sole)
         response.messages = json.dumps(messages).encode() if stores else None
-        kind = ResponseEventsRenderer if asked.stream else ResponseRenderer
+        renderer = (ResponseEventsRenderer if asked.stream else ResponseRenderer)(response)
+        renderer.headers = STREAM_HEADERS if asked.stream else {}
         unknown = unknown_fields(call.body, asked.__struct_fields__, WITHIN)
         report_unknown(call.request_id, unknown, "fields")
         return ParsedCall(
             requests=(chat_request(call.request_id, chat, prompt, params, adapter),),
-            renderer=kind(response),
+            renderer=renderer,
             prompt_field="input",
-            headers=STREAM_HEADERS if asked.stream else {},
         )
 
     def _previous(self, call: Call, asked: ResponsesBody) -> list[dict[str, Any]]:

@@ -108,12 +108,10 @@ def parse_embed(call: Call) -> ParsedCall:
         dimensions=body.dimensions,
         truncate=_truncate(body),
     )
-    return ParsedCall(
-        requests=embedding_requests(call.request_id, inputs, params, max_queue_s=body.max_queue_s),
-        renderer=VectorListRenderer(len(inputs)),
-        prompt_field="inputs",
-        headers=_unknown(call, body),
-    )
+    requests = embedding_requests(call.request_id, inputs, params, max_queue_s=body.max_queue_s)
+    renderer = VectorListRenderer(len(inputs))
+    renderer.headers = _unknown(call, body)
+    return ParsedCall(requests=requests, renderer=renderer, prompt_field="inputs")
 
 
 def parse_rank(call: Call) -> ParsedCall:
@@ -121,12 +119,10 @@ def parse_rank(call: Call) -> ParsedCall:
     check_number(len(body.texts), "texts")
     params = PoolingParams(raw_score=body.raw_scores, truncate=_truncate(body))
     pairs = [(body.query, text) for text in body.texts]
-    return ParsedCall(
-        requests=pair_requests(call.request_id, pairs, params, max_queue_s=body.max_queue_s),
-        renderer=_RankRenderer(body),
-        prompt_field="texts",
-        headers=_unknown(call, body),
-    )
+    requests = pair_requests(call.request_id, pairs, params, max_queue_s=body.max_queue_s)
+    renderer = _RankRenderer(body)
+    renderer.headers = _unknown(call, body)
+    return ParsedCall(requests=requests, renderer=renderer, prompt_field="texts")
 
 
 class _RankRenderer(PooledRenderer):

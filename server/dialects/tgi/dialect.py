@@ -12,7 +12,6 @@ import asyncio
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 
 from aiohttp import web
@@ -41,7 +40,7 @@ from lmi_server.dialects.tgi.v1_schema import ChatBody, CompletionBody
 from lmi_server.http.long_body import body_of
 from lmi_server.http.metrics import CONTENT_TYPE, METER, RequestMeter
 from lmi_server.http.openapi import openapi_route
-from lmi_server.http.streaming import respond
+from lmi_server.http.streaming import owned_requests, respond
 from lmi_server.http.tenants import owned
 from lmi_server.models.loaded_model import LoadedModel
 from lmi_server.models.model_registry import MODELS, ModelRegistry
@@ -140,14 +139,8 @@ async def _run(request: web.Request, model: LoadedModel, job: Job) -> web.Stream
                 backend = ToolRun(backend, owned(request, fallback), job.on_text)
             validation_seconds = meter.seconds - validation_started
             watched = WatchedRenderer(parsed.renderer)
-            response = await respond(
-                request,
-                backend,
-                replace(parsed, renderer=watched),
-                meter,
-                send_timeout_s=model.options.send_timeout_s,
-                limits=model.options.limits,
-            )
+            requests = await owned_requests(request, backend, parsed)
+            response = await respond(request, model, backend, requests, watched)
     except LmiError as error:
         metrics.fail(error)
         if not job.streams:
@@ -175,10 +168,11 @@ class WatchedRenderer(Renderer):
         self.content_type = renderer.content_type
         self.starts_at_once = renderer.starts_at_once
         self.keep_alive = renderer.keep_alive
+        self.headers = renderer.headers
         self.failure: Exception | None = None
 
-    def headers(self) -> Mapping[str, str]:
-        return self._renderer.headers()
+    def final_headers(self) -> Mapping[str, str]:
+        return self._renderer.final_headers()
 
     def feed(self, index: int, events: Sequence[TokenEvent]) -> bytes:
         return self._renderer.feed(index, events)

@@ -148,7 +148,7 @@ class JsonRenderer(Renderer):
     def error(self, error: Exception) -> bytes:
         return error_object(error)
 
-    def headers(self) -> Mapping[str, str]:
+    def final_headers(self) -> Mapping[str, str]:
         answer = self._answer
         return answer.timing.headers(
             num_prompt_tokens=answer.num_prompt_tokens,

@@ -170,9 +170,9 @@ class TgiProtocol:
             requests += _requests(
                 f"{request_id}-{len(answers)}", generation, prompt, params, answer, adapter
             )
-        return ParsedCall(
-            requests=tuple(requests), renderer=job.render(answers), headers=self.headers(job)
-        )
+        renderer = job.render(answers)
+        renderer.headers = self.headers(job)
+        return ParsedCall(requests=tuple(requests), renderer=renderer)
 
     async def fallback(self, job: Job, request_id: str) -> GenerationRequest | None:
         """What to run when the model prefers no tool; checked as ``check`` does."""

@@ -85,7 +85,7 @@ class _WholeRenderer(_V1Renderer):
     def error(self, error: Exception) -> bytes:
         return error_object(error)
 
-    def headers(self) -> Mapping[str, str]:
+    def final_headers(self) -> Mapping[str, str]:
         first = self._answers[0]
         return first.timing.headers(
             num_prompt_tokens=sum(answer.num_prompt_tokens for answer in self._answers),
@@ -188,8 +188,8 @@ class CompletionRenderer(_WholeRenderer):
             f'"usage":{self._usage(self._finished)}}}'
         ).encode("utf-8", "replace")
 
-    def headers(self) -> Mapping[str, str]:
-        headers = dict(super().headers())
+    def final_headers(self) -> Mapping[str, str]:
+        headers = dict(super().final_headers())
         del headers["x-compute-time"]
         return headers
 

@@ -63,7 +63,7 @@ def test_events_where_the_client_accepts_them() -> None:
 
 def test_several_prompts_with_their_texts_and_unknown_fields() -> None:
     parsed = parse({**BODY, "prompt": ["a b", "c"], "echo": True, "parameters": {}})
-    assert parsed.headers == {IGNORED_HEADER: "parameters"}
+    assert parsed.renderer.headers == {IGNORED_HEADER: "parameters"}
     choices = json.loads(render(parsed))["choices"]
     assert [choice["text"] for choice in choices] == ["a b a fox", "c a fox"]
 

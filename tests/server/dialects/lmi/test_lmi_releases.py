@@ -176,7 +176,7 @@ def test_when_a_request_streams(release: str) -> None:
 )
 def test_later_parameters_are_ignored_and_named(release: str, ignored: str | None) -> None:
     body = asked(details=True, return_full_text=True, decoder_input_details=True, top_n_tokens=1)
-    assert parse(release, body).headers.get(IGNORED_HEADER) == ignored
+    assert parse(release, body).renderer.headers.get(IGNORED_HEADER) == ignored
 
 
 PRETTY = '{\n  "code": 424,\n  "error": "TEXT"\n}'

@@ -84,12 +84,12 @@ def test_logprobs_are_computed_only_when_shown() -> None:
 
 def test_unknown_parameters_are_dropped_and_named() -> None:
     parsed = parse(parameters(no_such=1, **{"x\r\ny": 2}))
-    assert parsed.headers == {IGNORED_HEADER: "no_such"}
+    assert parsed.renderer.headers == {IGNORED_HEADER: "no_such"}
 
 
 def test_fields_at_the_wrong_place_are_ignored_and_named() -> None:
     parsed = parse({**parameters(no_such=1), "max_new_tokens": 3, "details": True})
-    assert parsed.headers == {IGNORED_HEADER: "details, max_new_tokens, no_such"}
+    assert parsed.renderer.headers == {IGNORED_HEADER: "details, max_new_tokens, no_such"}
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ def test_a_cached_prompt_comes_first_where_it_is_to_be_cached(inside: bool) -> N
     assert ask(use_lru_kv_cache=True).requests[0].prompt == "Once upon"
     ignored = ask()
     assert ignored.requests[0].prompt == "upon"
-    assert ignored.headers[IGNORED_HEADER] == "cached_prompt"
+    assert ignored.renderer.headers[IGNORED_HEADER] == "cached_prompt"
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def test_decoding_strategies(
     parsed = parse(parameters(**asked), strategy=default)
     params = parsed.requests[0].params
     assert (params.temperature, params.top_k, params.top_p) == expected
-    assert parsed.headers.get(IGNORED_HEADER) == ignored
+    assert parsed.renderer.headers.get(IGNORED_HEADER) == ignored
 
 
 CONTRASTIVE = "option.decoding_strategy=contrastive"
@@ -70,7 +70,7 @@ def test_contrastive_search(
     params = parsed.requests[0].params
     assert (params.penalty_alpha, params.top_k) == expected
     assert params.temperature == (1.0 if asked.get("do_sample") else 0.0)
-    assert parsed.headers.get(IGNORED_HEADER) == ignored
+    assert parsed.renderer.headers.get(IGNORED_HEADER) == ignored
 
 
 @pytest.mark.parametrize(

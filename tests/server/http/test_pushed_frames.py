@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import aclosing
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -13,7 +13,8 @@ from lmi_core.engine.outputs import TokenEvent
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.stream import EventStream
 from lmi_core.errors import EngineError
-from lmi_server.http.pushed_batches import PushedBatches
+from lmi_server.http.metrics import RequestMeter
+from lmi_server.http.pushed_frames import PushedFrames
 
 
 class Publisher:
@@ -45,7 +46,7 @@ class Publisher:
 
 
 class Client:
-    """Takes frames while it is ready; a frame has a byte for each token."""
+    """Renders frames of a byte for each token, and takes them while it is ready."""
 
     def __init__(self) -> None:
         self.token_ids: list[int] = []
@@ -58,28 +59,29 @@ class Client:
     def push(self, frame: bytes) -> None:
         self.token_ids += frame
 
-    def feed(self, events: list[TokenEvent]) -> bytes:
+    def feed(self, index: int, events: list[TokenEvent]) -> bytes:
         if self.error is not None:
             raise self.error
         return bytes(event.token_id for event in events)
 
 
 class Reading:
-    """A task that reads all batches, past the first one with a client to write to."""
+    """A task that reads all frames, past the first one with a client to write to."""
 
     def __init__(self) -> None:
         self.publisher = Publisher()
         self.client = Client()
         self.read: list[int] = []
-        self.pushed = PushedBatches(self.publisher, GenerationRequest(request_id="r", prompt="x"))
+        self.meter = RequestMeter("r")
+        request, client = GenerationRequest(request_id="r", prompt="x"), cast(Any, self.client)
+        self.pushed = PushedFrames(self.publisher, request, client, self.meter)
         self.task = asyncio.create_task(self._read())
 
     async def _read(self) -> None:
-        writer: Any = self.client
-        async with aclosing(self.pushed.batches()) as batches:
-            async for events in batches:
-                self.read += [event.token_id for event in events]
-                self.pushed.push_to(writer, self.client.feed)
+        async with aclosing(self.pushed.frames()) as frames:
+            async for frame in frames:
+                self.read += frame
+                self.pushed.push_to(cast(Any, self.client))
 
     async def begin(self) -> None:
         """The first event goes to the reader, which then waits."""
@@ -112,6 +114,7 @@ def test_events_are_written_before_anybody_is_woken() -> None:
         reading.publisher.finish()
         await reading.task
         assert reading.read == [0]
+        assert reading.meter.num_generated_tokens == 4
 
     run(check)
 
@@ -168,7 +171,7 @@ def test_an_error_comes_after_the_events_before_it() -> None:
     run(check)
 
 
-def test_what_the_feed_raises_is_the_readers() -> None:
+def test_what_rendering_raises_is_the_readers() -> None:
     async def check(reading: Reading) -> None:
         reading.client.error = ZeroDivisionError("no")
         reading.publisher.publish(1)
