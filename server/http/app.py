@@ -34,7 +34,7 @@ from lmi_server.http.ui import UI_ROUTES, page_at_root
 from lmi_server.management.audit import SAID, audited, log_call
 from lmi_server.models.custom_code_backend import CustomCodeBackend
 from lmi_server.models.loaded_model import LoadedModel
-from lmi_server.models.model_choice import MODEL, ModelChoice
+from lmi_server.models.model_choice import MODEL, ModelChoice, handler_of
 from lmi_server.models.model_registry import MODELS, ModelRegistry
 
 log = logging.getLogger(__name__)
@@ -88,11 +88,12 @@ def build_app(models: ModelRegistry, *, is_management: bool = False) -> web.Appl
     app[REFUSE] = _refuser(models, table)
     expect = _expectations(models, table)
     for page in UI_ROUTES if options.ui and not is_management else ():
-        handler = access.guard(page, choice.handler(page, table.main))
+        handler = access.guard(page, handler_of(page, table.main, models, choice))
         app.router.add_route(page.method, page.path, handler, expect_handler=expect)
     for route in (*table.routes(), *table.prefixed_routes()):
         if is_here(route):
-            handler = access.guard(route, choice.handler(route, table.of(route.path)))
+            handler = handler_of(route, table.of(route.path), models, choice)
+            handler = access.guard(route, handler)
             handler = audited(handler) if route.is_management else handler
         elif route.is_management:
             handler = _elsewhere(options)

@@ -38,46 +38,21 @@ _FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
 
 
 class ModelChoice:
-    """Puts the choice of a model in front of routes."""
+    """Chooses the model of a request."""
 
     def __init__(self, models: ModelRegistry) -> None:
         self._models = models
         self._requested = RequestedModels.of(models)
 
-    def handler(self, route: Route, dialect: Dialect) -> Handler:
-        """The handler that an application has for a route of any model."""
-        models, requested = self._models, self._requested
-        if isinstance(route, ServerRoute):
-            serve = route.answer
+    @property
+    def sole(self) -> ServedModel | None:
+        """The model of every request, where there is nothing to choose."""
+        return self._models.sole if self._requested is None else None
 
-            async def answer(request: web.Request) -> web.StreamResponse:
-                return await serve(request, models)
-
-            return answer
-        admission, error_rates = models.admission, models.error_rates
-        names_in_body = dialect.name != "lmi" and route.method == "POST"
-
-        async def choose(request: web.Request) -> web.StreamResponse:
-            model = models.sole if requested is None else None
-            if model is None:
-                model = await self._choose(request, dialect.name, names_in_body)
-            elif route.bodies and request.method == "POST" and not request.match_info:
-                # Others find out where they enter; here it is known before anything is looked at.
-                wait_s = admission.wait_if_full()
-                if wait_s is not None and model.loaded is not None:
-                    request[MODEL] = model
-                    error_rates.count_full()
-                    refusals, number = model.loaded.of(Refusals), admission.num_in_flight
-                    return refusals.response(request, dialect, number, wait_s)
-            request[MODEL] = model
-            with model.answering().in_use() as loaded:
-                return await route.answer(request, loaded)
-
-        return choose
-
-    async def _choose(
-        self, request: web.Request, dialect_name: str, names_in_body: bool
+    async def choose(
+        self, request: web.Request, dialect_name: str, *, names_in_body: bool
     ) -> ServedModel:
+        """The model that a request names; HttpError or UserError where there is none."""
         name, version = _asked(request)
         model: ServedModel | None
         if name is not None:
@@ -163,6 +138,39 @@ class ModelChoice:
     def _served(self) -> str:
         names = ", ".join(repr(name) for name in dict.fromkeys(m.name for m in self._models))
         return f"{names} are served here" if names else "no model is served here"
+
+
+def handler_of(
+    route: Route, dialect: Dialect, models: ModelRegistry, choice: ModelChoice
+) -> Handler:
+    """The handler that an application has for a route: of any model, which is chosen first."""
+    if isinstance(route, ServerRoute):
+        serve = route.answer
+
+        async def answer(request: web.Request) -> web.StreamResponse:
+            return await serve(request, models)
+
+        return answer
+    admission, error_rates = models.admission, models.error_rates
+    names_in_body = dialect.name != "lmi" and route.method == "POST"
+
+    async def answer_by_model(request: web.Request) -> web.StreamResponse:
+        model = choice.sole
+        if model is None:
+            model = await choice.choose(request, dialect.name, names_in_body=names_in_body)
+        elif route.bodies and request.method == "POST" and not request.match_info:
+            # Others find out where they enter; here it is known before anything is looked at.
+            wait_s = admission.wait_if_full()
+            if wait_s is not None and model.loaded is not None:
+                request[MODEL] = model
+                error_rates.count_full()
+                refusals, number = model.loaded.of(Refusals), admission.num_in_flight
+                return refusals.response(request, dialect, number, wait_s)
+        request[MODEL] = model
+        with model.answering().in_use() as loaded:
+            return await route.answer(request, loaded)
+
+    return answer_by_model
 
 
 def _asked(request: web.Request) -> tuple[str | None, str | None]:
