@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 from lmi_core.settings.batch_config import BatchConfig
 from lmi_core.settings.record_config import RecordConfig
 from lmi_core.text.chat import ChatTemplate
-from lmi_server.dialects.lmi.lmi import LmiOptions
+from lmi_server.dialects.lmi.options import LmiOptions
 from lmi_server.dialects.tgi.options import TgiOptions
 from lmi_server.http.answer_deadline import AnswerLimits
 from lmi_server.http.tenants import NO_LIMITS, TenantLimits

@@ -29,7 +29,7 @@ from lmi_core.text.chat import ChatTemplate
 from lmi_core.tools.forms import form_named
 from lmi_core.tools.reasoning import REASONING
 from lmi_server.dialects.lmi.formatting import FormattingBackend
-from lmi_server.dialects.lmi.lmi import LmiOptions
+from lmi_server.dialects.lmi.options import LmiOptions
 from lmi_server.dialects.lmi.release import Release
 from lmi_server.dialects.lmi.session_store import SessionOptions
 from lmi_server.dialects.tgi.options import TgiOptions

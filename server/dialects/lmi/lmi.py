@@ -13,9 +13,9 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -38,6 +38,7 @@ from lmi_server.dialects.lmi.adapters import LmiAdapters
 from lmi_server.dialects.lmi.chat import LmiChats
 from lmi_server.dialects.lmi.completion import parse_completion
 from lmi_server.dialects.lmi.formatted import FormattedRenderer, FormattedRequest
+from lmi_server.dialects.lmi.options import LmiOptions
 from lmi_server.dialects.lmi.output import (
     Answer,
     JsonLinesRenderer,
@@ -64,7 +65,6 @@ from lmi_server.dialects.lmi.schema import (
     decode_body,
     decode_parameters,
 )
-from lmi_server.dialects.lmi.session_store import SessionOptions
 from lmi_server.dialects.unknown_fields import report_unknown, unknown_fields
 
 log = logging.getLogger(__name__)
@@ -79,48 +79,6 @@ _STATUS_OPTIONS = {
     "WlmCapacityException": "throttle_error",
     "InternalServerException": "server_error",
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LmiOptions:
-    """Configuration of the protocol (``option.*`` keys of the same names)."""
-
-    output_formatter: str | None = None
-    """json, jsonlines or sse: beats what a request asks for. None: each request decides."""
-    tgi_compat: bool = False
-    """Lists, TGI's token names and server-sent events, for TGI's clients."""
-    custom_formatter: bool = False
-    """The model's own formatter writes the answers; beats every other choice."""
-    release: Release | None = None
-    """Speak as this release did (lmi_compat). None: as 0.29, and chats as OpenAI does."""
-    pipeline: Literal["", "answers", "lines", "lines with prompt"] = ""
-    """Answer as LMI does without a rolling batch (rolling_batch=disable, enable_streaming)."""
-    strategy: str = ""
-    """How requests that don't say it are decoded (decoding_strategy); "": their other parameters
-    decide."""
-    watermark_gamma: float = 0.5
-    watermark_delta: float = 2.0
-    sessions: SessionOptions | None = None
-    """Where stateful sessions are kept, and how long; None: they are off."""
-    stop: tuple[str, ...] = ()
-    """Texts that end every answer (stop_sequence)."""
-    statuses: Mapping[str, int] = field(default_factory=dict)
-    """HTTP statuses by kind of failure: bad_request, wlm_error, throttle_error, server_error."""
-
-    def __post_init__(self) -> None:
-        release = self.release
-        if release is None or release >= Release.V0_28:
-            return
-        for name, is_set in (
-            ("tgi_compat", self.tgi_compat),
-            ("output_formatter=sse", self.output_formatter == "sse"),
-        ):
-            if is_set:
-                raise UserError(
-                    f"option.{name} came with LMI 0.28, but option.lmi_compat is {release}; "
-                    "leave one of them out",
-                    field="option.lmi_compat",
-                )
 
 
 class LmiProtocol:

@@ -19,7 +19,7 @@ from lmi_core.config.targets.server_config import ServerConfig
 from lmi_core.demo import MODEL_DIR
 from lmi_core.settings.batch_config import BatchConfig
 from lmi_core.settings.record_config import RecordConfig
-from lmi_server.dialects.lmi.lmi import LmiOptions
+from lmi_server.dialects.lmi.options import LmiOptions
 from lmi_server.http.logging import setup_logging
 from lmi_server.http.options import Listening, ServerOptions
 from lmi_server.http.tenants import TenantLimits

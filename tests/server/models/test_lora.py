@@ -17,7 +17,7 @@ from lmi_core.engine.outputs import TokenEvent
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.stream import EventStream
 from lmi_core.text.chat import ChatTemplate
-from lmi_server.dialects.lmi.lmi import LmiOptions
+from lmi_server.dialects.lmi.options import LmiOptions
 from lmi_server.dialects.lmi.release import Release
 from lmi_server.dialects.tgi.options import TgiOptions
 from lmi_server.http.metrics import Metrics

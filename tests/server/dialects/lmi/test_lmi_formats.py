@@ -12,7 +12,8 @@ import pytest
 
 from lmi_core.errors import CapacityError, EngineError, UserError
 from lmi_server.dialects.base import Call, HttpError, ParsedCall
-from lmi_server.dialects.lmi.lmi import LmiOptions, LmiProtocol
+from lmi_server.dialects.lmi.lmi import LmiProtocol
+from lmi_server.dialects.lmi.options import LmiOptions
 from tests.server.configured import options_of
 from tests.server.fake_engine import FakeEngine
 

@@ -12,7 +12,8 @@ import pytest
 from lmi_core.errors import EngineError, UserError
 from lmi_core.text.chat import ChatTemplate
 from lmi_server.dialects.base import Call, ParsedCall
-from lmi_server.dialects.lmi.lmi import LmiOptions, LmiProtocol
+from lmi_server.dialects.lmi.lmi import LmiProtocol
+from lmi_server.dialects.lmi.options import LmiOptions
 from lmi_server.dialects.lmi.release import Release
 from lmi_server.dialects.unknown_fields import IGNORED_HEADER
 from tests.server.configured import options_of

@@ -21,7 +21,7 @@ from lmi_core.engine.engine import Engine
 from lmi_core.errors import CapacityError, UserError
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_server.dialects.lmi import sessions
-from lmi_server.dialects.lmi.lmi import LmiOptions
+from lmi_server.dialects.lmi.options import LmiOptions
 from lmi_server.dialects.lmi.session_store import SessionOptions, SessionStore
 from lmi_server.http.metrics import Metrics
 from tests.engine.harness import until
