@@ -7,25 +7,23 @@ nanosecond a byte. What comes back is bounded, so that the lock is never held fo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pickle import PickleBuffer
 from typing import Any, Literal, TypeVar
 
 import msgspec
 
 from lmi_core.engine.request import GenerationRequest
-from lmi_core.engine.stats import EngineInfo
-from lmi_core.errors import EngineError, UserError
+from lmi_core.errors import UserError
 from lmi_core.sandbox.pool import Limits, shared_pool
 from lmi_core.text.metered_template import CostlyTemplateError, metered
 from lmi_core.text.prompt_errors import prompt_too_long
-from lmi_core.text.tokenizer import Tokenizer
 from lmi_server.dialects.base import ParsedCall
 from lmi_server.dialects.unknown_fields import collect_ignored, note_ignored
-from lmi_server.models.backend import Generates, Tokenizes
 from lmi_server.models.loaded_model import LoadedModel
+from lmi_server.models.stand_in import StandIn, stand_in_of
 
 T = TypeVar("T")
 
@@ -88,7 +86,7 @@ async def decoded(
         limits=_limits(len(body), len(beside)),
         num_bytes=len(body) + len(beside),
         known=model,
-        stand_in=_stand_in(model),
+        stand_in=stand_in_of(model),
     )
     value, ignored = answer
     note_ignored(ignored)
@@ -136,55 +134,6 @@ def _limits(num_bytes: int, num_beside: int = 0) -> Limits:
         processor_s=_PROCESSOR_S,
         memory_bytes=min(memory_bytes, _MAX_MEMORY_BYTES),
         result_bytes=_MAX_RESULT_BYTES,
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StandIn:
-    """What decoding needs of a model, in the child."""
-
-    known_tokenizer: Tokenizer | None
-    known_info: EngineInfo | None
-    adapters: tuple[str, ...]
-    known_fingerprint: str | None = None
-
-    def fingerprint(self) -> str | None:
-        return self.known_fingerprint
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        if self.known_tokenizer is None:
-            raise EngineError("the model has no tokenizer")
-        return self.known_tokenizer
-
-    @property
-    def vocab_size(self) -> int:
-        info = self.known_info
-        return self.tokenizer.num_tokens if info is None else info.runner.vocab_size
-
-    def adapter_names(self) -> tuple[str, ...]:
-        return self.adapters
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """As the engine does."""
-        wrong = next((i for i in token_ids if not 0 <= i < self.vocab_size), None)
-        if wrong is not None:
-            raise UserError(
-                f"there is no token id {wrong}; allowed are 0 to {self.vocab_size - 1}",
-                field="prompt",
-            )
-        return self.tokenizer.decode(token_ids, skip_special_tokens=False)
-
-
-def _stand_in(model: LoadedModel) -> StandIn:
-    """A model that answers by code of its own has neither."""
-    backend = model.backend
-    tokenizer = backend.tokenizer if isinstance(backend, Tokenizes) else None
-    return StandIn(
-        known_tokenizer=tokenizer if isinstance(tokenizer, Tokenizer) else None,
-        known_info=backend.info if isinstance(backend, Generates) else None,
-        adapters=tuple(model.adapter_names()),
-        known_fingerprint=model.fingerprint(),
     )
 
 

@@ -21,7 +21,7 @@ from lmi_core.errors import EngineError, UserError
 from lmi_core.models.pooling import PoolingSpec
 from lmi_core.weights.formats import FloatArray
 from lmi_server.dialects.base import Renderer
-from lmi_server.models.loaded_model import LoadedModel
+from lmi_server.models.stand_in import DecodingModel
 
 Input = str | list[int]
 Inputs = str | list[str | int | list[int]]
@@ -31,9 +31,9 @@ MAX_INPUTS = 2048
 """Of one call, as OpenAI has it."""
 
 
-def pooling_of(model: LoadedModel) -> PoolingSpec | None:
+def pooling_of(model: DecodingModel) -> PoolingSpec | None:
     """What the model's prompts are pooled to; None: it generates."""
-    return model.generates.info.runner.pooling
+    return model.info.runner.pooling
 
 
 def inputs_of(value: Inputs, name: str) -> list[Input]:

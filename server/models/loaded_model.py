@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar, cast
 
+from lmi_core.engine.stats import EngineInfo
 from lmi_core.errors import UserError
 from lmi_core.receipts.store import ReceiptStore
 from lmi_core.text.tokenizer import Tokenizer
@@ -82,6 +83,11 @@ class LoadedModel:
     def tokenizes(self) -> Tokenizes:
         """The backend; UserError where it knows no tokens."""
         return self._tokenizes or self._refuse()
+
+    @property
+    def info(self) -> EngineInfo:
+        """The backend's; UserError where it doesn't generate."""
+        return self.generates.info
 
     @property
     def max_model_len(self) -> int:

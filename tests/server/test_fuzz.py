@@ -18,11 +18,12 @@ from lmi_server.dialects.lmi.lmi import LmiProtocol
 from lmi_server.dialects.lmi.schema import LmiParameters
 from lmi_server.dialects.openai.chat_schema import ChatBody
 from lmi_server.dialects.openai.completion_schema import CompletionBody
-from lmi_server.dialects.openai.openai import OpenAIProtocol
+from lmi_server.dialects.openai.openai import parse_chat, parse_completion
 from tests.engine.fake_runner import FakeRunner
 from tests.server import fuzz
 from tests.server.http.footprint import Footprint, growth_faults
 from tests.server.models.test_real_engine import serving_engine
+from tests.server.parsing import model_of
 
 BODIES: list[dict[str, Any]] = [
     {"inputs": "hello", "parameters": {"max_new_tokens": 3}},
@@ -114,15 +115,14 @@ def test_parsing_raises_nothing_but_user_errors() -> None:
 
 def test_openai_parsing_raises_nothing_but_user_errors() -> None:
     rng = random.Random(20241)
-    template = ChatTemplate({"default": "{{ messages }}"})
-    protocol = OpenAIProtocol("m", template, decode=str)
+    model = model_of(chat_template=ChatTemplate({"default": "{{ messages }}"}))
     num_parsed = 0
     for _ in range(2000):
         body = mutated(rng, OPENAI_BODIES, OPENAI_NAMES)
         call = Call(request_id="r", body=body, content_type="application/json")
-        parse = protocol.parse_chat if b'"messages"' in body else protocol.parse_completion
+        parse = parse_chat if b'"messages"' in body else parse_completion
         with contextlib.suppress(UserError):
-            num_parsed += len(parse(call).requests) > 0
+            num_parsed += len(parse(model, call).requests) > 0
     assert 200 < num_parsed < 1800
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from aiohttp import web
 
 from lmi_server.batches.messages import MESSAGE_BATCH_ROUTES
 from lmi_server.dialects.anthropic.errors import anthropic_error
-from lmi_server.dialects.anthropic.protocol import MessagesProtocol
+from lmi_server.dialects.anthropic.protocol import counted, parse_messages
 from lmi_server.dialects.anthropic.schema import CountBody, MessagesBody
 from lmi_server.dialects.generation import generate, read_known
 from lmi_server.dialects.openai.openai import check_content_type
@@ -33,14 +35,14 @@ _ERRORS = ErrorForm(
 
 
 async def create(request: web.Request, model: LoadedModel) -> web.StreamResponse:
-    return await generate(request, model, model.of(MessagesProtocol).parse)
+    return await generate(request, model, partial(parse_messages, model))
 
 
 async def count(request: web.Request, model: LoadedModel) -> web.Response:
     with model.admission.enter():
         check_content_type(request.headers.get("Content-Type", ""))
         body = await model.admission.read_body(request)
-        prompt = await read_known(request, model, model.of(MessagesProtocol).counted, body)
+        prompt = await read_known(request, model, partial(counted, model), body)
         ids = await model.tokenizes.encode(prompt, add_special_tokens=False)
     return web.json_response({"input_tokens": len(ids)})
 

@@ -13,46 +13,40 @@ from lmi_server.dialects.openai.chat_schema import (
     form_of,
     tools_of,
 )
-from lmi_server.dialects.openai.openai import check_content_type, openai_protocol
+from lmi_server.dialects.openai.openai import adapter_named, check_content_type, render_chat
 from lmi_server.dialects.unknown_fields import log_ignored, report_unknown, unknown_fields
-from lmi_server.models.loaded_model import LoadedModel
+from lmi_server.models.stand_in import DecodingModel
 
 
-class MessagesProtocol:
-    """Parses calls, as chats under other names."""
+def parse_messages(model: DecodingModel, call: Call) -> ParsedCall:
+    check_content_type(call.content_type)
+    body = decode_messages(call.body)
+    adapter = adapter_named(model, body.model)
+    chat = chat_of(body)
+    template = model.options.chat_template
+    tools = tools_of(chat, template)
+    prompt = render_chat(model, chat)
+    assert template is not None
+    form = form_of(chat, template, tools, prompt)
+    params = chat_sampling_params(chat, form)
+    if params.grammar is not None and params.grammar.field == "response_format":
+        params = replace(params, grammar=replace(params.grammar, field="output_config.format"))
+    message = Message(f"msg_{call.request_id}", body.model or model.options.model_name, form)
+    kind = MessageEventsRenderer if body.stream else MessageRenderer
+    renderer: Renderer = kind(message)
+    renderer.headers = {"Cache-Control": "no-cache"} if body.stream else {}
+    unknown = unknown_fields(call.body, body.__struct_fields__, WITHIN)
+    report_unknown(call.request_id, unknown, "fields")
+    return ParsedCall(
+        requests=(chat_request(call.request_id, chat, prompt, params, adapter),),
+        renderer=renderer,
+        prompt_field="messages",
+    )
 
-    def __init__(self, model: LoadedModel) -> None:
-        self._template = model.options.chat_template
-        self._model_name = model.options.model_name
-        self._chats = model.of(openai_protocol)
 
-    def parse(self, call: Call) -> ParsedCall:
-        check_content_type(call.content_type)
-        body = decode_messages(call.body)
-        adapter = self._chats.adapter_named(body.model)
-        chat = chat_of(body)
-        tools = tools_of(chat, self._template)
-        prompt = self._chats.render_chat(chat)
-        assert self._template is not None
-        form = form_of(chat, self._template, tools, prompt)
-        params = chat_sampling_params(chat, form)
-        if params.grammar is not None and params.grammar.field == "response_format":
-            params = replace(params, grammar=replace(params.grammar, field="output_config.format"))
-        message = Message(f"msg_{call.request_id}", body.model or self._model_name, form)
-        kind = MessageEventsRenderer if body.stream else MessageRenderer
-        renderer: Renderer = kind(message)
-        renderer.headers = {"Cache-Control": "no-cache"} if body.stream else {}
-        unknown = unknown_fields(call.body, body.__struct_fields__, WITHIN)
-        report_unknown(call.request_id, unknown, "fields")
-        return ParsedCall(
-            requests=(chat_request(call.request_id, chat, prompt, params, adapter),),
-            renderer=renderer,
-            prompt_field="messages",
-        )
-
-    def counted(self, data: bytes) -> str:
-        """The prompt whose tokens are to be counted."""
-        body = decode_count(data)
-        self._chats.adapter_named(body.model)
-        log_ignored("a request's", unknown_fields(data, body.__struct_fields__, WITHIN))
-        return self._chats.render_chat(chat_of(body))
+def counted(model: DecodingModel, data: bytes) -> str:
+    """The prompt whose tokens are to be counted."""
+    body = decode_count(data)
+    adapter_named(model, body.model)
+    log_ignored("a request's", unknown_fields(data, body.__struct_fields__, WITHIN))
+    return render_chat(model, chat_of(body))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from functools import partial
 
 from aiohttp import web
 
@@ -14,7 +15,7 @@ from lmi_server.dialects.openai.chat_schema import ChatBody
 from lmi_server.dialects.openai.completion_schema import CompletionBody
 from lmi_server.dialects.openai.embeddings import POOLING_ROUTES
 from lmi_server.dialects.openai.errors import ModelNotFound, openai_error
-from lmi_server.dialects.openai.openai import openai_protocol
+from lmi_server.dialects.openai.openai import parse_chat, parse_completion
 from lmi_server.dialects.openai.responses_routes import RESPONSES_ROUTES
 from lmi_server.dialects.openai.token_routes import TOKEN_ROUTES
 from lmi_server.dialects.routes import ModelRoute, ServerAnswer, ServerRoute, metrics_route
@@ -56,11 +57,11 @@ async def chat(request: web.Request, model: LoadedModel) -> web.StreamResponse:
     if isinstance(backend, CustomCodeBackend) and model.options.api == "lmi":
         # As on /invocations, by the path that chats have.
         return await call_custom_code(request, model, backend)
-    return await generate(request, model, model.of(openai_protocol).parse_chat)
+    return await generate(request, model, partial(parse_chat, model))
 
 
 async def complete(request: web.Request, model: LoadedModel) -> web.StreamResponse:
-    return await generate(request, model, model.of(openai_protocol).parse_completion)
+    return await generate(request, model, partial(parse_completion, model))
 
 
 async def list_models(request: web.Request, models: ModelRegistry) -> web.Response:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 import msgspec
@@ -15,7 +15,7 @@ from lmi_core.weights.formats import FloatArray
 from lmi_server.dialects.base import Call, ParsedCall
 from lmi_server.dialects.decode import decode_json
 from lmi_server.dialects.generation import generate
-from lmi_server.dialects.openai.openai import check_content_type, openai_protocol
+from lmi_server.dialects.openai.openai import adapter_named, check_content_type
 from lmi_server.dialects.pooling import (
     Format,
     Inputs,
@@ -29,6 +29,7 @@ from lmi_server.dialects.pooling import (
 from lmi_server.dialects.routes import ModelRoute
 from lmi_server.dialects.unknown_fields import report_unknown, unknown_fields
 from lmi_server.models.loaded_model import LoadedModel
+from lmi_server.models.stand_in import DecodingModel
 
 Truncate = Literal[-1] | None
 _JSON = ("application/json",)
@@ -71,48 +72,40 @@ _EMBEDDINGS = msgspec.json.Decoder(EmbeddingsBody)
 _RERANK = msgspec.json.Decoder(RerankBody)
 
 
-class PoolingProtocol:
-    """Parses these calls, for one model."""
+def parse_embeddings(model: DecodingModel, call: Call) -> ParsedCall:
+    check_content_type(call.content_type)
+    body = decode_json(_EMBEDDINGS, call.body)
+    adapter = adapter_named(model, body.model)
+    inputs = inputs_of(body.input, "input")
+    params = PoolingParams(
+        dimensions=body.dimensions,
+        normalize=body.normalize,
+        prompt_name=body.prompt_name,
+        truncate="right" if body.truncate_prompt_tokens else "",
+    )
+    requests = embedding_requests(
+        call.request_id, inputs, params, adapter, max_queue_s=body.max_queue_s
+    )
+    model_name = body.model or model.options.model_name
+    renderer = _EmbeddingsRenderer(len(inputs), model_name, body.encoding_format)
+    renderer.headers = _unknown(call, body)
+    return ParsedCall(requests=requests, renderer=renderer, prompt_field="input")
 
-    def __init__(self, model_name: str, adapter_named: Callable[[str | None], str]) -> None:
-        self._model_name = model_name
-        self._adapter_named = adapter_named
 
-    def parse_embeddings(self, call: Call) -> ParsedCall:
-        check_content_type(call.content_type)
-        body = decode_json(_EMBEDDINGS, call.body)
-        adapter = self._adapter_named(body.model)
-        inputs = inputs_of(body.input, "input")
-        params = PoolingParams(
-            dimensions=body.dimensions,
-            normalize=body.normalize,
-            prompt_name=body.prompt_name,
-            truncate="right" if body.truncate_prompt_tokens else "",
-        )
-        requests = embedding_requests(
-            call.request_id, inputs, params, adapter, max_queue_s=body.max_queue_s
-        )
-        model_name = body.model or self._model_name
-        renderer = _EmbeddingsRenderer(len(inputs), model_name, body.encoding_format)
-        renderer.headers = _unknown(call, body)
-        return ParsedCall(requests=requests, renderer=renderer, prompt_field="input")
-
-    def parse_rerank(self, call: Call) -> ParsedCall:
-        check_content_type(call.content_type)
-        body = decode_json(_RERANK, call.body)
-        adapter = self._adapter_named(body.model)
-        documents = [each if isinstance(each, str) else each.text for each in body.documents]
-        check_number(len(documents), "documents")
-        if body.top_n is not None and body.top_n < 1:
-            raise UserError(f"top_n is {body.top_n}, but must be at least 1", field="top_n")
-        params = PoolingParams(truncate="right" if body.truncate_prompt_tokens else "")
-        pairs = [(body.query, document) for document in documents]
-        requests = pair_requests(
-            call.request_id, pairs, params, adapter, max_queue_s=body.max_queue_s
-        )
-        renderer = _RerankRenderer(call.request_id, body, documents, self._model_name)
-        renderer.headers = _unknown(call, body)
-        return ParsedCall(requests=requests, renderer=renderer, prompt_field="documents")
+def parse_rerank(model: DecodingModel, call: Call) -> ParsedCall:
+    check_content_type(call.content_type)
+    body = decode_json(_RERANK, call.body)
+    adapter = adapter_named(model, body.model)
+    documents = [each if isinstance(each, str) else each.text for each in body.documents]
+    check_number(len(documents), "documents")
+    if body.top_n is not None and body.top_n < 1:
+        raise UserError(f"top_n is {body.top_n}, but must be at least 1", field="top_n")
+    params = PoolingParams(truncate="right" if body.truncate_prompt_tokens else "")
+    pairs = [(body.query, document) for document in documents]
+    requests = pair_requests(call.request_id, pairs, params, adapter, max_queue_s=body.max_queue_s)
+    renderer = _RerankRenderer(call.request_id, body, documents, model.options.model_name)
+    renderer.headers = _unknown(call, body)
+    return ParsedCall(requests=requests, renderer=renderer, prompt_field="documents")
 
 
 class _EmbeddingsRenderer(PooledRenderer):
@@ -164,16 +157,12 @@ def _unknown(call: Call, body: msgspec.Struct) -> dict[str, str]:
     return report_unknown(call.request_id, names, "fields")
 
 
-def pooling_protocol(model: LoadedModel) -> PoolingProtocol:
-    return PoolingProtocol(model.options.model_name, openai_protocol(model).adapter_named)
-
-
 async def embed(request: web.Request, model: LoadedModel) -> web.StreamResponse:
-    return await generate(request, model, model.of(pooling_protocol).parse_embeddings)
+    return await generate(request, model, partial(parse_embeddings, model))
 
 
 async def rerank(request: web.Request, model: LoadedModel) -> web.StreamResponse:
-    return await generate(request, model, model.of(pooling_protocol).parse_rerank)
+    return await generate(request, model, partial(parse_rerank, model))
 
 
 POOLING_ROUTES = (

@@ -21,7 +21,6 @@ import msgspec
 
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.errors import UserError
-from lmi_core.text.chat import ChatTemplate
 from lmi_server.dialects.base import Call, ParsedCall
 from lmi_server.dialects.generation import parse_call
 from lmi_server.dialects.openai.chat_schema import (
@@ -33,9 +32,9 @@ from lmi_server.dialects.openai.chat_schema import (
 from lmi_server.dialects.openai.errors import PreviousResponseNotFound
 from lmi_server.dialects.openai.openai import (
     STREAM_HEADERS,
-    OpenAIProtocol,
+    adapter_named,
     check_content_type,
-    openai_protocol,
+    render_chat,
 )
 from lmi_server.dialects.openai.responses_input import messages_of
 from lmi_server.dialects.openai.responses_output import (
@@ -53,6 +52,7 @@ from lmi_server.dialects.openai.responses_store import ResponseStore, Stored
 from lmi_server.dialects.openai.schema import with_defaults
 from lmi_server.dialects.unknown_fields import report_unknown, unknown_fields
 from lmi_server.models.loaded_model import LoadedModel
+from lmi_server.models.stand_in import DecodingModel
 
 _PREVIOUS = re.compile(rb'"previous_response_id"\s{0,999}:\s{0,999}"(resp_[0-9a-f]{32})"')
 _MAX_PREVIOUS = 4
@@ -73,91 +73,70 @@ class ResponsesCall(Call):
     """A call with the stored responses that it may name."""
 
     previous: Mapping[str, Stored] = field(default_factory=dict)
+    stores: bool
+    """Whether responses are stored here at all."""
 
 
-class ResponsesProtocol:
-    """Parses calls; holds configuration only."""
+def parse_with_stored(model: DecodingModel, call: ResponsesCall) -> ParsedCall:
+    """Of a call with the responses that it names. UserError names the field at fault."""
+    try:
+        return _parse(model, call)
+    except UserError as error:
+        error.field = _FIELDS.get(error.field or "", error.field)
+        raise
 
-    def __init__(
-        self,
-        chats: OpenAIProtocol,
-        model_name: str,
-        template: ChatTemplate | None,
-        *,
-        stores: bool,
-    ) -> None:
-        self._chats = chats
-        self._model_name = model_name
-        self._template = template
-        self._stores = stores
 
-    def parse(self, call: Call) -> ParsedCall:
-        """UserError names the field at fault."""
-        try:
-            return self._parse(call)
-        except UserError as error:
-            error.field = _FIELDS.get(error.field or "", error.field)
-            raise
-
-    def _parse(self, call: Call) -> ParsedCall:
-        check_content_type(call.content_type)
-        asked = decode_responses(call.body)
-        stores = self._stores if asked.store is None else asked.store
-        if stores and not self._stores:
-            raise UserError(
-                "store is true, but responses aren't stored here (response_store_size is 0); send "
-                "store: false",
-                field="store",
-            )
-        adapter = self._chats.adapter_named(asked.model)
-        chat, messages, customs = chat_of(asked, self._previous(call, asked))
-        tools = tools_of(chat, self._template)
-        prompt = self._chats.render_chat(chat)
-        assert self._template is not None
-        form = form_of(chat, self._template, tools, prompt)
-        sampled = with_defaults(chat, self._chats.defaults)
-        params = _named(chat_sampling_params(sampled, form))
-        head = _head(asked, asked.model or self._model_name, stores)
-        response = Response(head, form, frozenset(customs.formats), customs.sole)
-        response.messages = json.dumps(messages).encode() if stores else None
-        renderer = (ResponseEventsRenderer if asked.stream else ResponseRenderer)(response)
-        renderer.headers = STREAM_HEADERS if asked.stream else {}
-        unknown = unknown_fields(call.body, asked.__struct_fields__, WITHIN)
-        report_unknown(call.request_id, unknown, "fields")
-        return ParsedCall(
-            requests=(chat_request(call.request_id, chat, prompt, params, adapter),),
-            renderer=renderer,
-            prompt_field="input",
+def _parse(model: DecodingModel, call: ResponsesCall) -> ParsedCall:
+    check_content_type(call.content_type)
+    asked = decode_responses(call.body)
+    stores = call.stores if asked.store is None else asked.store
+    if stores and not call.stores:
+        raise UserError(
+            "store is true, but responses aren't stored here (response_store_size is 0); send "
+            "store: false",
+            field="store",
         )
-
-    def _previous(self, call: Call, asked: ResponsesBody) -> list[dict[str, Any]]:
-        """The conversation that is gone on with."""
-        name = asked.previous_response_id
-        if name is None:
-            return []
-        if not self._stores:
-            raise UserError(
-                "previous_response_id needs stored responses, but none are stored here "
-                "(response_store_size is 0); send the whole input",
-                field="previous_response_id",
-            )
-        stored = call.previous.get(name) if isinstance(call, ResponsesCall) else None
-        if stored is None:
-            raise PreviousResponseNotFound(name)
-        messages: list[dict[str, Any]] = msgspec.json.decode(stored.messages)
-        output = msgspec.json.decode(stored.response)["output"]
-        said = [item for item in output if "call" not in item["type"] or _is_whole(item)]
-        return messages_of(said, messages) if said else messages
-
-
-def responses_protocol(model: LoadedModel) -> ResponsesProtocol:
-    options = model.options
-    return ResponsesProtocol(
-        model.of(openai_protocol),
-        options.model_name,
-        options.chat_template,
-        stores=model.shared.responses.is_on,
+    adapter = adapter_named(model, asked.model)
+    chat, messages, customs = chat_of(asked, _previous(call, asked))
+    template = model.options.chat_template
+    tools = tools_of(chat, template)
+    prompt = render_chat(model, chat)
+    assert template is not None
+    form = form_of(chat, template, tools, prompt)
+    sampled = with_defaults(chat, model.options.sampling_defaults)
+    params = _named(chat_sampling_params(sampled, form))
+    head = _head(asked, asked.model or model.options.model_name, stores)
+    response = Response(head, form, frozenset(customs.formats), customs.sole)
+    response.messages = json.dumps(messages).encode() if stores else None
+    renderer = (ResponseEventsRenderer if asked.stream else ResponseRenderer)(response)
+    renderer.headers = STREAM_HEADERS if asked.stream else {}
+    unknown = unknown_fields(call.body, asked.__struct_fields__, WITHIN)
+    report_unknown(call.request_id, unknown, "fields")
+    return ParsedCall(
+        requests=(chat_request(call.request_id, chat, prompt, params, adapter),),
+        renderer=renderer,
+        prompt_field="input",
     )
+
+
+def _previous(call: ResponsesCall, asked: ResponsesBody) -> list[dict[str, Any]]:
+    """The conversation that is gone on with."""
+    name = asked.previous_response_id
+    if name is None:
+        return []
+    if not call.stores:
+        raise UserError(
+            "previous_response_id needs stored responses, but none are stored here "
+            "(response_store_size is 0); send the whole input",
+            field="previous_response_id",
+        )
+    stored = call.previous.get(name)
+    if stored is None:
+        raise PreviousResponseNotFound(name)
+    messages: list[dict[str, Any]] = msgspec.json.decode(stored.messages)
+    output = msgspec.json.decode(stored.response)["output"]
+    said = [item for item in output if "call" not in item["type"] or _is_whole(item)]
+    return messages_of(said, messages) if said else messages
 
 
 async def parse_response(model: LoadedModel, tenant: str, call: Call) -> ParsedCall:
@@ -171,10 +150,8 @@ async def parse_response(model: LoadedModel, tenant: str, call: Call) -> ParsedC
     given = {each.name: getattr(call, each.name) for each in fields(call)}
     previous = {name: stored for name, stored in found.items() if stored is not None}
     beside = b"".join(stored.messages for stored in previous.values())
-    parse = model.of(responses_protocol).parse
-    parsed = await parse_call(
-        model, parse, ResponsesCall(**given, previous=previous), beside=beside
-    )
+    asked = ResponsesCall(**given, previous=previous, stores=store.is_on)
+    parsed = await parse_call(model, partial(parse_with_stored, model), asked, beside=beside)
     assert isinstance(parsed.renderer, ResponseRenderer)
     response = parsed.renderer.response
     if response.messages is not None:

@@ -14,15 +14,16 @@ from lmi_server.dialects.generation import read_known
 from lmi_server.dialects.large_bodies import rendered
 from lmi_server.dialects.openai.chat_schema import ChatBody, decode_chat
 from lmi_server.dialects.openai.openai import (
-    OpenAIProtocol,
+    adapter_named,
     check_content_type,
-    openai_protocol,
+    render_chat,
 )
 from lmi_server.dialects.openai.schema import WITHIN
 from lmi_server.dialects.routes import ModelRoute
 from lmi_server.dialects.unknown_fields import log_ignored, unknown_fields
 from lmi_server.http.long_body import body_of
 from lmi_server.models.loaded_model import LoadedModel
+from lmi_server.models.stand_in import DecodingModel
 
 
 class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,16 +62,16 @@ class _Text(NamedTuple):
     shows_strings: bool
 
 
-def _text(protocol: OpenAIProtocol, body: bytes) -> _Text:
+def _text(model: DecodingModel, body: bytes) -> _Text:
     kind = decode_json(_KIND, body)
     if kind.messages is not None:
         chat: ChatBody = decode_chat(body)
-        protocol.adapter_named(chat.model)
+        adapter_named(model, chat.model)
         known: type = ChatBody
-        text, special = protocol.render_chat(chat), bool(chat.add_special_tokens)
+        text, special = render_chat(model, chat), bool(chat.add_special_tokens)
     else:
         plain = decode_json(_TEXT, body)
-        protocol.adapter_named(plain.model)
+        adapter_named(model, plain.model)
         known = TokenizeBody
         text, special = plain.prompt, plain.add_special_tokens
     _log_unknown(body, known)
@@ -82,11 +83,11 @@ def _log_unknown(body: bytes, kind: type) -> None:
     log_ignored("a request's", unknown_fields(body, known, WITHIN))
 
 
-def _decoded_text(protocol: OpenAIProtocol, body: bytes) -> str:
+def _decoded_text(model: DecodingModel, body: bytes) -> str:
     decoded_body = decode_json(_TOKENS, body)
-    protocol.adapter_named(decoded_body.model)
+    adapter_named(model, decoded_body.model)
     _log_unknown(body, DetokenizeBody)
-    return protocol.decode(decoded_body.tokens)
+    return model.decode(decoded_body.tokens)
 
 
 def _answer(model: LoadedModel, ids: list[int], *, shows_strings: bool) -> bytes:
@@ -103,7 +104,7 @@ def _answer(model: LoadedModel, ids: list[int], *, shows_strings: bool) -> bytes
 async def tokenize(request: web.Request, model: LoadedModel) -> web.Response:
     with model.admission.enter():
         body = await _read(request, model)
-        decode = partial(_text, model.of(openai_protocol))
+        decode = partial(_text, model)
         asked = await read_known(request, model, decode, body)
         special = asked.special
         ids = list(await model.tokenizes.encode(asked.text, add_special_tokens=special))
@@ -115,7 +116,7 @@ async def tokenize(request: web.Request, model: LoadedModel) -> web.Response:
 async def detokenize(request: web.Request, model: LoadedModel) -> web.Response:
     with model.admission.enter():
         body = await _read(request, model)
-        decode = partial(_decoded_text, model.of(openai_protocol))
+        decode = partial(_decoded_text, model)
         text = await read_known(request, model, decode, body)
         data = await rendered(partial(_prompt, text), len(text) // _PIECE)
     return web.Response(body=body_of(data), content_type="application/json")

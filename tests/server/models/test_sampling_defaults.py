@@ -14,7 +14,8 @@ from lmi_core.config.targets.host import Host
 from lmi_core.config.targets.sampling_defaults import sampling_defaults, sampling_note
 from lmi_core.errors import ModelError, UserError
 from lmi_server.dialects.base import Call
-from lmi_server.dialects.openai.openai import OpenAIProtocol
+from lmi_server.dialects.openai.openai import parse_completion
+from tests.server.parsing import model_of
 
 FILE = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": 20, "max_new_tokens": 77}
 
@@ -28,12 +29,10 @@ def configured(directory: Path, written: str, values: dict[str, Any] = FILE) -> 
 
 
 def params_of(model: ModelConfig, directory: Path, **body: Any) -> Any:
-    protocol = OpenAIProtocol(
-        "m", decode=lambda ids: "", defaults=sampling_defaults(model, directory)
-    )
     content = json.dumps({"prompt": "a"} | body).encode()
     call = Call(request_id="r", body=content, content_type="application/json")
-    return protocol.parse_completion(call).requests[0].params
+    served = model_of(sampling_defaults=sampling_defaults(model, directory))
+    return parse_completion(served, call).requests[0].params
 
 
 def test_requests_that_leave_sampling_open(tmp_path: Path) -> None:

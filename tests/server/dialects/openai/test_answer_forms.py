@@ -21,10 +21,11 @@ from lmi_core.text.tokenizer import Tokenizer
 from lmi_core.tools.forms import ALIASES, FORMS, form_named
 from lmi_core.tools.reasoning import HARMONY, REASONING
 from lmi_server.dialects.base import Call, ParsedCall
-from lmi_server.dialects.openai.openai import OpenAIProtocol
+from lmi_server.dialects.openai.openai import parse_chat
 from lmi_server.http.metrics import Metrics
 from lmi_server.models.loading import recipe_of
 from tests.server.dialects.openai.test_openai_formats import objects
+from tests.server.parsing import model_of
 from tests.structured.test_guidance import matches
 from tests.text.tokenizers_for_tests import byte_level
 
@@ -49,9 +50,9 @@ def parse(form: str = "hermes", reasoning: str | None = None, **fields: Any) -> 
         tool_form=form_named(form),
         reasoning=None if reasoning is None else REASONING[reasoning],
     )
-    protocol = OpenAIProtocol("m", template, decode=lambda ids: "")
     body = {"messages": [{"role": "user", "content": "Go"}], **fields}
-    return protocol.parse_chat(Call(request_id="r", body=json.dumps(body).encode()))
+    call = Call(request_id="r", body=json.dumps(body).encode())
+    return parse_chat(model_of(chat_template=template), call)
 
 
 def events(text: str) -> list[TokenEvent]:
@@ -330,16 +331,16 @@ def test_auto_choice_off() -> None:
     template = template_of("--no-enable-auto-tool-choice")
     assert not template.auto_tools
     assert template_of("--enable-auto-tool-choice").auto_tools
-    protocol = OpenAIProtocol("m", template, decode=lambda ids: "")
+    model = model_of(chat_template=template)
     body: dict[str, Any] = {"messages": [{"role": "user", "content": "Go"}], "tools": [WEATHER]}
     for choice in (None, "auto"):
         call = Call(request_id="r", body=json.dumps({**body, "tool_choice": choice}).encode())
         with pytest.raises(UserError, match='"auto" tool choice requires') as caught:
-            protocol.parse_chat(call)
+            parse_chat(model, call)
         assert caught.value.field == "tool_choice"
     for choice in ("none", "required", WEATHER):
         call = Call(request_id="r", body=json.dumps({**body, "tool_choice": choice}).encode())
-        assert protocol.parse_chat(call).requests
+        assert parse_chat(model, call).requests
 
 
 def test_the_options_name_every_parser() -> None:

@@ -20,7 +20,8 @@ from lmi_core.tools.forms import LLAMA as LLAMA_FORM
 from lmi_core.tools.reader import TextParser
 from lmi_core.tools.tools import call_grammar, tool_of
 from lmi_server.dialects.base import Call, ParsedCall
-from lmi_server.dialects.openai.openai import OpenAIProtocol
+from lmi_server.dialects.openai.openai import parse_chat
+from tests.server.parsing import model_of
 from tests.server.test_structured import HOT, MESSAGES, loaded, run
 
 WEATHER = {
@@ -61,8 +62,8 @@ LLAMA = ChatTemplate({"default": "{{ tools }}<|python_tag|>{{ messages[0].conten
 
 def parse(template: ChatTemplate = HERMES, **fields: Any) -> ParsedCall:
     body = {"messages": MESSAGES, "tools": TOOLS, **fields}
-    protocol = OpenAIProtocol("m", template, decode=lambda ids: "")
-    return protocol.parse_chat(Call(request_id="r", body=json.dumps(body).encode()))
+    call = Call(request_id="r", body=json.dumps(body).encode())
+    return parse_chat(model_of(chat_template=template), call)
 
 
 def prompt_of(template: ChatTemplate, **fields: Any) -> str:

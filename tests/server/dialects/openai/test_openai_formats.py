@@ -14,10 +14,11 @@ from lmi_core.engine.outputs import FinishReason, PromptToken, TokenEvent, Token
 from lmi_core.structured.grammar import Grammar
 from lmi_core.text.chat import ChatTemplate
 from lmi_server.dialects.base import Call, ParsedCall
-from lmi_server.dialects.openai.openai import OpenAIProtocol
+from lmi_server.dialects.openai.openai import parse_chat, parse_completion
 from tests.server.dialects.lmi.test_lmi_formats import render
 from tests.server.fake_engine import FakeEngine
 from tests.server.harness import serving
+from tests.server.parsing import model_of
 from tests.server.watchdog import ALLOWANCE, LIMIT_S
 
 TEMPLATE = ChatTemplate(
@@ -28,12 +29,12 @@ TEMPLATE = ChatTemplate(
 )
 CHAT = {"messages": [{"role": "user", "content": "Hi there"}], "max_tokens": 2}
 TEXT = {"prompt": "He is", "max_tokens": 2}
-PROTOCOL = OpenAIProtocol("m", TEMPLATE, decode=lambda ids: "".join(f"<{i}>" for i in ids))
+MODEL = model_of(chat_template=TEMPLATE)
 
 
 def parse(body: dict[str, Any]) -> ParsedCall:
     call = Call(request_id="r", body=json.dumps(body).encode(), content_type="application/json")
-    return PROTOCOL.parse_chat(call) if "messages" in body else PROTOCOL.parse_completion(call)
+    return (parse_chat if "messages" in body else parse_completion)(MODEL, call)
 
 
 def untimed(data: bytes) -> bytes:

@@ -17,13 +17,13 @@ from openai.types.responses import ResponseStreamEvent
 from lmi_core.engine.outputs import FinishReason, TokenEvent
 from lmi_core.text.chat import ChatTemplate
 from lmi_core.tools.reasoning import REASONING
-from lmi_server.dialects.base import Call, ParsedCall
-from lmi_server.dialects.openai.openai import OpenAIProtocol
-from lmi_server.dialects.openai.responses import ResponsesProtocol
+from lmi_server.dialects.base import ParsedCall
+from lmi_server.dialects.openai.responses import ResponsesCall, parse_with_stored
 from lmi_server.dialects.openai.responses_tools import InputReader, as_arguments
 from tests.server.dialects.openai.test_answer_forms import events
 from tests.server.fake_engine import FakeEngine
 from tests.server.harness import serving
+from tests.server.parsing import model_of
 
 TEMPLATE = ChatTemplate(
     {
@@ -127,9 +127,9 @@ def test_its_events() -> None:
 
 
 def parse(**fields: Any) -> ParsedCall:
-    chats = OpenAIProtocol("model", TEMPLATE, decode=lambda ids: "")
-    protocol = ResponsesProtocol(chats, "model", TEMPLATE, stores=True)
-    return protocol.parse(Call(request_id="r", body=json.dumps({**BODY, **fields}).encode()))
+    body = json.dumps({**BODY, **fields}).encode()
+    call = ResponsesCall(request_id="r", body=body, stores=True)
+    return parse_with_stored(model_of("model", chat_template=TEMPLATE), call)
 
 
 def rendered(tokens: list[TokenEvent], **asked: Any) -> dict[str, Any]:

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from lmi_core.errors import UserError
-from lmi_core.text.infill import infill_form
 from lmi_server.dialects.base import Call
-from lmi_server.dialects.openai.openai import OpenAIProtocol
+from lmi_server.dialects.openai.openai import parse_completion
 from tests.server.dialects.lmi.test_lmi_formats import render
 from tests.server.dialects.openai.test_openai_formats import (
     CHAT,
@@ -21,6 +20,7 @@ from tests.server.dialects.openai.test_openai_formats import (
     parse,
 )
 from tests.server.harness import serving
+from tests.server.parsing import model_of
 
 USAGE = {"include_usage": True, "continuous_usage_stats": True}
 BOTH = pytest.mark.parametrize("body", [TEXT, CHAT], ids=["text", "chat"])
@@ -160,13 +160,11 @@ def test_echo_of_the_last_message() -> None:
 
 def test_suffix() -> None:
     vocabulary = {"<fim_prefix>": 1, "<fim_suffix>": 2, "<fim_middle>": 3}
-    protocol = OpenAIProtocol(
-        "m", decode=lambda ids: "", infill=lambda: infill_form(vocabulary.get)
-    )
+    model = model_of(token_id=vocabulary.get)
 
     def prompt_of(body: dict[str, Any]) -> str | None:
         call = Call(request_id="r", body=json.dumps(body).encode())
-        return protocol.parse_completion(call).requests[0].prompt
+        return parse_completion(model, call).requests[0].prompt
 
     asked = {"prompt": "a = {", "suffix": "}\n"}
     assert prompt_of(asked) == "<fim_prefix>a = {<fim_suffix>}\n<fim_middle>"
