@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from lmi_core.engine.outputs import TokenEvent
@@ -11,13 +11,6 @@ from lmi_core.engine.request import GenerationRequest
 
 ANY_MODEL = frozenset({"tgi", "dummy"})
 """What clients of TGI, which has one model and heeds no name, call it where they know none."""
-
-AdapterNames = Callable[[], Collection[str]]
-"""The LoRA adapters that a model has when it is called."""
-
-
-def no_adapters() -> Collection[str]:
-    return ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from lmi_core.errors import EngineError, InsufficientMemoryError, UserError
 from lmi_server.dialects.base import HttpError
-from lmi_server.dialects.lmi.lmi import pretty_json
+from lmi_server.dialects.lmi.errors import pretty_json
 from lmi_server.models.backend import Scales
 from lmi_server.models.model import ModelState, ServedModel
 from lmi_server.models.model_adapters import Adapter

@@ -68,8 +68,7 @@ class LoadedModel:
             await self._became_unused.wait()
 
     def of(self, make: Callable[[LoadedModel], T]) -> T:
-        """What ``make`` makes of this model, once: a protocol with its options, a dialect's own
-        counters."""
+        """What ``make`` makes of this model, once: a dialect's own counters, for example."""
         if make not in self._made:
             self._made[make] = make(self)
         return cast(T, self._made[make])

@@ -14,7 +14,7 @@ import pytest
 from lmi_core.errors import UserError
 from lmi_core.text.chat import ChatTemplate
 from lmi_server.dialects.base import Call
-from lmi_server.dialects.lmi.lmi import LmiProtocol
+from lmi_server.dialects.lmi.lmi import parse_invocation
 from lmi_server.dialects.lmi.schema import LmiParameters
 from lmi_server.dialects.openai.chat_schema import ChatBody
 from lmi_server.dialects.openai.completion_schema import CompletionBody
@@ -104,12 +104,12 @@ def mutated(
 
 def test_parsing_raises_nothing_but_user_errors() -> None:
     rng = random.Random(20240)
-    protocol = LmiProtocol("m", chat_template=ChatTemplate({"default": "{{ messages }}"}))
+    model = model_of(chat_template=ChatTemplate({"default": "{{ messages }}"}))
     num_parsed = 0
     for _ in range(2000):
         call = Call(request_id="r", body=mutated(rng), content_type="application/json")
         with contextlib.suppress(UserError):
-            num_parsed += len(protocol.parse(call).requests) > 0
+            num_parsed += len(parse_invocation(model, call).requests) > 0
     assert 200 < num_parsed < 1800
 
 

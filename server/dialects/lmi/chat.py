@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from lmi_core.errors import UserError
-from lmi_core.text.chat import ChatTemplate
 from lmi_server.dialects.base import Call, ParsedCall, Renderer
-from lmi_server.dialects.lmi.adapters import LmiAdapters
+from lmi_server.dialects.lmi.adapters import adapter_of_call
 from lmi_server.dialects.lmi.chat_output import chat_renderer
 from lmi_server.dialects.lmi.output import error_body
-from lmi_server.dialects.lmi.release import Release
 from lmi_server.dialects.lmi.schema import LmiBody
 from lmi_server.dialects.openai.chat_output import ChatRenderer, ChatStreamRenderer
 from lmi_server.dialects.openai.chat_schema import (
@@ -24,65 +22,50 @@ from lmi_server.dialects.openai.chat_schema import (
 from lmi_server.dialects.openai.chat_tools import AnswerForm
 from lmi_server.dialects.openai.schema import WITHIN
 from lmi_server.dialects.unknown_fields import report_unknown, unknown_fields
+from lmi_server.models.stand_in import DecodingModel
 
 
-class LmiChats:
-    """Parses chats of one model; ``release``: answer in its form, None: in OpenAI's."""
-
-    def __init__(
-        self,
-        model_name: str,
-        chat_template: ChatTemplate | None,
-        adapters: LmiAdapters,
-        release: Release | None,
-    ) -> None:
-        self._model_name = model_name
-        self._chat_template = chat_template
-        self._adapters = adapters
-        self._release = release
-
-    def parse(self, call: Call, body: LmiBody) -> ParsedCall:
-        """``body``: the call's, decoded as far as all of LMI's are."""
-        release = self._release
-        if release is not None and not release.has_chat:
-            raise UserError(
-                f"messages came with LMI 0.27, but option.lmi_compat is {release}; "
-                "send inputs instead",
-                field="messages",
-            )
-        chat = decode_chat(call.body)
-        if self._chat_template is None:
-            raise UserError(
-                f"The model {self._model_name} has no chat template; send inputs instead",
-                field="messages",
-            )
-        tools = tools_of(chat, self._chat_template)
-        prompt = chat_prompt(chat, self._chat_template)
-        form = None
-        if release is None:
-            form = form_of(chat, self._chat_template, tools, prompt)
-        params = chat_sampling_params(chat, form)
-        adapter = self._adapters.of_call(body.adapters, call, chat.model)
-        answer_id = f"chatcmpl-{call.request_id}"
-        if release is None:
-            model = adapter or self._model_name
-            renderer = _renderer(call, chat, answer_id, model, params.n, form)
-        elif tools is not None:
-            raise UserError(
-                f"LMI {release} has no form for tool calls (option.lmi_compat); leave tools "
-                "out, or send tool_choice: none",
-                field="tools",
-            )
-        else:
-            renderer = chat_renderer(chat, answer_id, params.n, release)
-        request = chat_request(call.request_id, chat, prompt, params, adapter)
-        unknown = unknown_fields(call.body, (*chat.__struct_fields__, "adapters"), WITHIN)
-        renderer.headers = report_unknown(call.request_id, unknown, "fields")
-        return ParsedCall(
-            requests=(request,),
-            renderer=renderer,
-            truncate_prompt_tokens=chat.truncate_prompt_tokens,
+def parse_chat(model: DecodingModel, call: Call, body: LmiBody) -> ParsedCall:
+    """``body``: the call's, decoded as far as all of LMI's are."""
+    release, model_name = model.options.lmi.release, model.options.model_name
+    if release is not None and not release.has_chat:
+        raise UserError(
+            f"messages came with LMI 0.27, but option.lmi_compat is {release}; send inputs instead",
+            field="messages",
         )
+    chat = decode_chat(call.body)
+    template = model.options.chat_template
+    if template is None:
+        raise UserError(
+            f"The model {model_name} has no chat template; send inputs instead",
+            field="messages",
+        )
+    tools = tools_of(chat, template)
+    prompt = chat_prompt(chat, template)
+    form = None
+    if release is None:
+        form = form_of(chat, template, tools, prompt)
+    params = chat_sampling_params(chat, form)
+    adapter = adapter_of_call(model, body.adapters, call, chat.model)
+    answer_id = f"chatcmpl-{call.request_id}"
+    if release is None:
+        renderer = _renderer(call, chat, answer_id, adapter or model_name, params.n, form)
+    elif tools is not None:
+        raise UserError(
+            f"LMI {release} has no form for tool calls (option.lmi_compat); leave tools "
+            "out, or send tool_choice: none",
+            field="tools",
+        )
+    else:
+        renderer = chat_renderer(chat, answer_id, params.n, release)
+    request = chat_request(call.request_id, chat, prompt, params, adapter)
+    unknown = unknown_fields(call.body, (*chat.__struct_fields__, "adapters"), WITHIN)
+    renderer.headers = report_unknown(call.request_id, unknown, "fields")
+    return ParsedCall(
+        requests=(request,),
+        renderer=renderer,
+        truncate_prompt_tokens=chat.truncate_prompt_tokens,
+    )
 
 
 def _renderer(

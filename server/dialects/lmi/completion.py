@@ -5,12 +5,11 @@ As with chats there, streams are lines unless the client accepts events.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 
 from lmi_core.errors import UserError
-from lmi_core.text.infill import InfillForm
 from lmi_server.dialects.base import Call, ParsedCall, Renderer
-from lmi_server.dialects.lmi.adapters import LmiAdapters
+from lmi_server.dialects.lmi.adapters import adapter_of_call
 from lmi_server.dialects.lmi.output import error_body
 from lmi_server.dialects.lmi.schema import LmiBody
 from lmi_server.dialects.openai.completion_output import (
@@ -22,30 +21,26 @@ from lmi_server.dialects.openai.completion_schema import (
     completion_requests,
     completion_sampling_params,
     decode_completion,
+    infill_of,
     prompts_of,
     with_suffix,
 )
 from lmi_server.dialects.openai.schema import WITHIN
 from lmi_server.dialects.unknown_fields import report_unknown, unknown_fields
+from lmi_server.models.stand_in import DecodingModel
 
 
-def parse_completion(
-    call: Call,
-    given: LmiBody,
-    model_name: str,
-    adapters: LmiAdapters,
-    infill: Callable[[], InfillForm | None],
-) -> ParsedCall:
+def parse_completion(model: DecodingModel, call: Call, given: LmiBody) -> ParsedCall:
     """``given``: the call's body, decoded as far as all of LMI's are. Raises UserError naming the
     field at fault."""
     body = decode_completion(call.body)
-    adapter = adapters.of_call(given.adapters, call, body.model)
+    adapter = adapter_of_call(model, given.adapters, call, body.model)
     prompts = prompts_of(body)
-    whole = with_suffix(prompts, body.suffix, infill)
+    whole = with_suffix(prompts, body.suffix, partial(infill_of, model))
     params = completion_sampling_params(body)
     answer = body.answer(
         id=f"cmpl-{call.request_id}",
-        model=adapter or model_name,
+        model=adapter or model.options.model_name,
         error=error_body,
         num_choices=body.num_choices,
         num_prompts=len(prompts),

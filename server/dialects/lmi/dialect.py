@@ -7,17 +7,18 @@ from functools import partial
 
 from aiohttp import web
 
-from lmi_server.dialects.base import HttpError, Reply
-from lmi_server.dialects.generation import generate
+from lmi_server.dialects.base import HttpError
+from lmi_server.dialects.generation import Parse, generate
 from lmi_server.dialects.lmi.custom_code_calls import call_custom_code
+from lmi_server.dialects.lmi.errors import lmi_error, pretty_json
 from lmi_server.dialects.lmi.formatting import FormattingBackend
-from lmi_server.dialects.lmi.lmi import LmiProtocol, pretty_json
+from lmi_server.dialects.lmi.lmi import parse_invocation
 from lmi_server.dialects.lmi.pooling import EmbeddingBody, PairBody, parse_embedding, parse_pairs
 from lmi_server.dialects.lmi.schema import LmiRequest
 from lmi_server.dialects.lmi.server_routes import SERVER_ROUTES
 from lmi_server.dialects.lmi.sessions import answer_in_session
 from lmi_server.dialects.openai.chat_schema import ChatBody
-from lmi_server.dialects.openai.completion_schema import CompletionBody, infill_of
+from lmi_server.dialects.openai.completion_schema import CompletionBody
 from lmi_server.dialects.pooling import pooling_of
 from lmi_server.dialects.routes import ModelRoute, ServerRoute, metrics_route
 from lmi_server.dialects.table import Dialect, ErrorForm
@@ -66,17 +67,6 @@ _ERRORS = ErrorForm(
 )
 
 
-def lmi_protocol(model: LoadedModel) -> LmiProtocol:
-    options = model.options
-    return LmiProtocol(
-        options.model_name,
-        options.lmi,
-        options.chat_template,
-        model.adapter_names if options.has_lora else None,
-        partial(infill_of, model),
-    )
-
-
 async def invoke(request: web.Request, model: LoadedModel) -> web.StreamResponse:
     """Check the request's properties and the names of models in it, generate."""
     properties = request_properties(request.headers)
@@ -90,7 +80,7 @@ async def invoke(request: web.Request, model: LoadedModel) -> web.StreamResponse
     if isinstance(backend, CustomCodeBackend):
         return await call_custom_code(request, model, backend)
     read = backend.reader if isinstance(backend, FormattingBackend) else None
-    parse = model.of(lmi_protocol).parse
+    parse: Parse = partial(parse_invocation, model)
     if (pooling := pooling_of(model)) is not None:
         parse = parse_embedding if pooling.task == "embed" else parse_pairs
     answer = await answer_in_session(request, model, properties, parse, read)
@@ -158,10 +148,6 @@ async def ping(request: web.Request, models: ModelRegistry) -> web.Response:
     )
 
 
-def _error(error: Exception, options: ServerOptions) -> Reply:
-    return LmiProtocol(options.model_name, options.lmi).error(error)
-
-
 def _generates(path: str) -> ModelRoute:
     return ModelRoute("*", path, invoke, "generate (LMI)", bodies=_BODIES, answers=_ANSWERS)
 
@@ -180,7 +166,7 @@ LMI = Dialect(
         *SERVER_ROUTES,
         openapi_route(),
     ),
-    error=_error,
+    error=lmi_error,
     errors=_ERRORS,
     headers=_HEADERS,
 )

@@ -10,7 +10,6 @@ prompts of chats that don't ask for an answer.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -21,21 +20,12 @@ import msgspec
 
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.sampling_params import SamplingParams
-from lmi_core.errors import CapacityError, EngineError, UserError
-from lmi_core.text.chat import ChatTemplate
-from lmi_core.text.infill import InfillForm, no_infill
-from lmi_server.dialects.base import (
-    AdapterNames,
-    Call,
-    HttpError,
-    ParsedCall,
-    Renderer,
-    Reply,
-)
+from lmi_core.errors import UserError
+from lmi_server.dialects.base import Call, ParsedCall, Renderer
 from lmi_server.dialects.best_of import check_num_sequences
 from lmi_server.dialects.decode import decode_text
-from lmi_server.dialects.lmi.adapters import LmiAdapters
-from lmi_server.dialects.lmi.chat import LmiChats
+from lmi_server.dialects.lmi.adapters import adapters_named
+from lmi_server.dialects.lmi.chat import parse_chat
 from lmi_server.dialects.lmi.completion import parse_completion
 from lmi_server.dialects.lmi.formatted import FormattedRenderer, FormattedRequest
 from lmi_server.dialects.lmi.options import LmiOptions
@@ -45,8 +35,6 @@ from lmi_server.dialects.lmi.output import (
     JsonRenderer,
     OlderLinesRenderer,
     SseRenderer,
-    error_body,
-    error_code,
 )
 from lmi_server.dialects.lmi.pipeline_output import PipelineLinesRenderer
 from lmi_server.dialects.lmi.release import Release, split_parameters
@@ -66,6 +54,7 @@ from lmi_server.dialects.lmi.schema import (
     decode_parameters,
 )
 from lmi_server.dialects.unknown_fields import report_unknown, unknown_fields
+from lmi_server.models.stand_in import DecodingModel
 
 log = logging.getLogger(__name__)
 
@@ -73,188 +62,113 @@ _FORMATTERS = ("json", "jsonlines", "sse")
 _MAX_PROMPTS = 256
 PIPELINE_TOKENS, PIPELINE_STREAM_TOKENS = 20, 50
 """max_new_tokens of requests that don't say it, to pipelines and where these stream."""
-_STATUS_OPTIONS = {
-    "BadRequestException": "bad_request",
-    "WlmException": "wlm_error",
-    "WlmCapacityException": "throttle_error",
-    "InternalServerException": "server_error",
-}
 
 
-class LmiProtocol:
-    """LMI's bodies, answers and errors, as DJL-Serving gives them."""
-
-    def __init__(
-        self,
-        model_name: str,
-        options: LmiOptions | None = None,
-        chat_template: ChatTemplate | None = None,
-        adapters: AdapterNames | None = None,
-        infill: Callable[[], InfillForm | None] = no_infill,
-    ) -> None:
-        """``adapters``: None: LoRA is not enabled; ``infill``: as ``OpenAIProtocol`` has it."""
-        self._model_name = model_name
-        self._infill = infill
-        self._options = options or LmiOptions()
-        self._release = self._options.release or Release.V0_29
-        self._adapters = LmiAdapters(adapters, self._options.release)
-        self._chats = LmiChats(model_name, chat_template, self._adapters, self._options.release)
-
-    def parse(self, call: Call) -> ParsedCall:
-        """Raises UserError naming the field when the call can't be served as written."""
-        body = _decode(call)
-        if body.messages is not None:
-            return self._chats.parse(call, body)
-        if body.prompt is not None and body.inputs is None and self._options.release is None:
-            return parse_completion(call, body, self._model_name, self._adapters, self._infill)
-        prompts = _prompts(body)
-        known, later = split_parameters(body.parameters or {}, self._release)
-        parameters, unknown = decode_parameters(known)
-        fields = unknown_fields(call.body, body.__struct_fields__) if _is_json(call) else ()
-        check_num_sequences(len(prompts), num_candidates(parameters), "inputs")
-        adapters = self._adapters.chosen(body.adapters, call, len(prompts))
-        parameters, ignored = with_strategy(parameters, self._options.strategy)
-        cached, not_cached = cached_prompt(body, parameters)
-        stream = bool(body.stream) and self._release.has_stream_field
-        formatter = self._formatter(parameters, stream=stream)
-        answer = self._answer(body, parameters, prompts)
-        pipeline = self._options.pipeline if formatter == "json" else ""
-        if pipeline:
-            given = body.parameters or {}
-            answer = _of_pipeline(answer, given)
-            if "max_new_tokens" not in given:
-                tokens = PIPELINE_TOKENS if pipeline == "answers" else PIPELINE_STREAM_TOKENS
-                parameters = msgspec.structs.replace(parameters, max_new_tokens=tokens)
-        if formatter != "json":
-            _refuse_streamed(answer)
-        elif pipeline.startswith("lines"):
-            _refuse_candidates(answer)
-        shows_tokens = answer.details or formatter != "json"
-        params = self._params(parameters, answer, shows_tokens=shows_tokens)
-        make: Callable[..., GenerationRequest] = GenerationRequest
-        if formatter == "custom":
-            make = partial(
-                FormattedRequest,
-                text=prompts[0],
-                parameters=body.parameters or {},
-                input_number=call.input_number,
-            )
-        requests = tuple(
-            make(
-                request_id=call.request_id if len(prompts) == 1 else f"{call.request_id}-{i}",
-                prompt=cached + prompt,
-                params=params,
-                max_queue_s=parameters.max_queue_s,
-                echo=answer.prompt_tokens,
-                adapter=adapters[i],
-            )
-            for i, prompt in enumerate(prompts)
+def parse_invocation(model: DecodingModel, call: Call) -> ParsedCall:
+    """Raises UserError naming the field when the call can't be served as written."""
+    options = model.options.lmi
+    release = options.release or Release.V0_29
+    body = _decode(call)
+    if body.messages is not None:
+        return parse_chat(model, call, body)
+    if body.prompt is not None and body.inputs is None and options.release is None:
+        return parse_completion(model, call, body)
+    prompts = _prompts(body)
+    known, later = split_parameters(body.parameters or {}, release)
+    parameters, unknown = decode_parameters(known)
+    fields = unknown_fields(call.body, body.__struct_fields__) if _is_json(call) else ()
+    check_num_sequences(len(prompts), num_candidates(parameters), "inputs")
+    adapters = adapters_named(model, body.adapters, call, len(prompts))
+    parameters, ignored = with_strategy(parameters, options.strategy)
+    cached, not_cached = cached_prompt(body, parameters)
+    stream = bool(body.stream) and release.has_stream_field
+    formatter = _formatter(options, parameters, stream=stream)
+    answer = _answer(options, body, parameters, prompts)
+    pipeline = options.pipeline if formatter == "json" else ""
+    if pipeline:
+        given = body.parameters or {}
+        answer = _of_pipeline(answer, given)
+        if "max_new_tokens" not in given:
+            tokens = PIPELINE_TOKENS if pipeline == "answers" else PIPELINE_STREAM_TOKENS
+            parameters = msgspec.structs.replace(parameters, max_new_tokens=tokens)
+    if formatter != "json":
+        _refuse_streamed(answer)
+    elif pipeline.startswith("lines"):
+        _refuse_candidates(answer)
+    shows_tokens = answer.details or formatter != "json"
+    params = _params(options, parameters, answer, shows_tokens=shows_tokens)
+    make: Callable[..., GenerationRequest] = GenerationRequest
+    if formatter == "custom":
+        make = partial(
+            FormattedRequest,
+            text=prompts[0],
+            parameters=body.parameters or {},
+            input_number=call.input_number,
         )
-        num_kept = truncate(parameters)
-        renderer = _renderer(formatter, answer, pipeline, stream=stream)
-        not_used = (*fields, *later, *unknown, *ignored, *not_cached)
-        renderer.headers = report_unknown(call.request_id, not_used, "parameters")
-        return ParsedCall(requests=requests, renderer=renderer, truncate_prompt_tokens=num_kept)
-
-    def error(self, error: Exception) -> Reply:
-        """As DJL-Serving does, connections end with a status that says so."""
-        reply = self._error(error)
-        return replace(reply, close=True) if reply.status >= 400 else reply
-
-    def _error(self, error: Exception) -> Reply:
-        match error:
-            case HttpError(status=413):
-                return Reply(status=413, body=b"", close=True)
-            case HttpError():
-                status = self._status(error.kind, error.status)
-                return Reply(
-                    status=status,
-                    body=server_error(status, error.kind, str(error)),
-                    headers=error.headers,
-                    close=error.close,
-                )
-            case CapacityError():
-                return self._capacity(error)
-            case UserError() | EngineError():
-                code, body = error_code(error, self._release), error_body(error, self._release)
-                has_status = self._release in (Release.V0_24, Release.V0_29)
-                return Reply(status=code if has_status else 200, body=body)
-            case _:
-                kind = "InternalServerException"
-                status = self._status(kind, 500)
-                return Reply(status=status, body=server_error(status, kind, str(error)))
-
-    def _status(self, kind: str, status: int) -> int:
-        """The configured status of a kind of failure."""
-        return self._options.statuses.get(_STATUS_OPTIONS.get(kind, ""), status)
-
-    def _capacity(self, error: CapacityError) -> Reply:
-        message = f"Worker queue capacity exceeded for model: {self._model_name} ({error})"
-        retry_after = {}
-        if error.retry_after_s is not None:
-            retry_after["Retry-After"] = str(max(1, round(error.retry_after_s)))
-        status = self._status("WlmCapacityException", 503)
-        return Reply(
-            status=status,
-            body=server_error(status, "WlmCapacityException", message),
-            headers=retry_after,
+    requests = tuple(
+        make(
+            request_id=call.request_id if len(prompts) == 1 else f"{call.request_id}-{i}",
+            prompt=cached + prompt,
+            params=params,
+            max_queue_s=parameters.max_queue_s,
+            echo=answer.prompt_tokens,
+            adapter=adapters[i],
         )
-
-    def _formatter(self, parameters: LmiParameters, *, stream: bool) -> str:
-        if self._options.custom_formatter:
-            return "custom"
-        if self._options.output_formatter is not None:
-            return self._options.output_formatter
-        if parameters.output_formatter in _FORMATTERS:
-            return parameters.output_formatter
-        if parameters.output_formatter is not None:
-            allowed = ", ".join(_FORMATTERS)
-            log.warning("unknown output_formatter is not used; allowed are %s", allowed)
-        if not stream:
-            return "json"
-        return "sse" if self._options.tgi_compat else "jsonlines"
-
-    def _params(
-        self, parameters: LmiParameters, answer: Answer, *, shows_tokens: bool
-    ) -> SamplingParams:
-        """What a request asks for, with what the options add."""
-        options = self._options
-        params = sampling_params(parameters, answer, shows_tokens=shows_tokens)
-        params = replace(params, stop=(*params.stop, *options.stop))
-        if not parameters.watermark:
-            return params
-        gamma, delta = options.watermark_gamma, options.watermark_delta
-        return replace(params, watermark_gamma=gamma, watermark_delta=delta)
-
-    def _answer(self, body: LmiBody, parameters: LmiParameters, prompts: tuple[str, ...]) -> Answer:
-        choices = num_choices(parameters)
-        tgi_compat = self._options.tgi_compat
-        details = tgi_compat if parameters.details is None else parameters.details
-        return Answer(
-            prompts=prompts,
-            as_list=tgi_compat or isinstance(body.inputs, list),
-            num_choices=choices,
-            num_candidates=num_candidates(parameters),
-            is_ranked=num_beams(parameters) > 1,
-            details=details or choices > 1,
-            full_text=parameters.return_full_text,
-            prompt_tokens=parameters.decoder_input_details
-            or parameters.prompt_logprobs is not None,
-            top_tokens=bool(parameters.top_n_tokens or parameters.logprobs),
-            tgi_names=tgi_compat,
-            release=self._release,
-        )
+        for i, prompt in enumerate(prompts)
+    )
+    num_kept = truncate(parameters)
+    renderer = _renderer(formatter, answer, pipeline, stream=stream)
+    not_used = (*fields, *later, *unknown, *ignored, *not_cached)
+    renderer.headers = report_unknown(call.request_id, not_used, "parameters")
+    return ParsedCall(requests=requests, renderer=renderer, truncate_prompt_tokens=num_kept)
 
 
-def server_error(status: int, kind: str, message: str) -> bytes:
-    """The error object of DJL-Serving itself."""
-    return pretty_json({"code": status, "type": kind, "message": message})
+def _formatter(options: LmiOptions, parameters: LmiParameters, *, stream: bool) -> str:
+    if options.custom_formatter:
+        return "custom"
+    if options.output_formatter is not None:
+        return options.output_formatter
+    if parameters.output_formatter in _FORMATTERS:
+        return parameters.output_formatter
+    if parameters.output_formatter is not None:
+        allowed = ", ".join(_FORMATTERS)
+        log.warning("unknown output_formatter is not used; allowed are %s", allowed)
+    if not stream:
+        return "json"
+    return "sse" if options.tgi_compat else "jsonlines"
 
 
-def pretty_json(value: object) -> bytes:
-    """JSON as DJL-Serving prints its own: indented, with a final newline."""
-    text = json.dumps(value, ensure_ascii=False, indent=2) + "\n"
-    return text.encode("utf-8", "replace")
+def _params(
+    options: LmiOptions, parameters: LmiParameters, answer: Answer, *, shows_tokens: bool
+) -> SamplingParams:
+    """What a request asks for, with what the options add."""
+    params = sampling_params(parameters, answer, shows_tokens=shows_tokens)
+    params = replace(params, stop=(*params.stop, *options.stop))
+    if not parameters.watermark:
+        return params
+    gamma, delta = options.watermark_gamma, options.watermark_delta
+    return replace(params, watermark_gamma=gamma, watermark_delta=delta)
+
+
+def _answer(
+    options: LmiOptions, body: LmiBody, parameters: LmiParameters, prompts: tuple[str, ...]
+) -> Answer:
+    choices = num_choices(parameters)
+    tgi_compat = options.tgi_compat
+    details = tgi_compat if parameters.details is None else parameters.details
+    return Answer(
+        prompts=prompts,
+        as_list=tgi_compat or isinstance(body.inputs, list),
+        num_choices=choices,
+        num_candidates=num_candidates(parameters),
+        is_ranked=num_beams(parameters) > 1,
+        details=details or choices > 1,
+        full_text=parameters.return_full_text,
+        prompt_tokens=parameters.decoder_input_details or parameters.prompt_logprobs is not None,
+        top_tokens=bool(parameters.top_n_tokens or parameters.logprobs),
+        tgi_names=tgi_compat,
+        release=options.release or Release.V0_29,
+    )
 
 
 def _is_json(call: Call) -> bool:

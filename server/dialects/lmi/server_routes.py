@@ -7,7 +7,7 @@ import logging
 from aiohttp import web
 
 from lmi_server.dialects.base import HttpError
-from lmi_server.dialects.lmi.lmi import pretty_json
+from lmi_server.dialects.lmi.errors import pretty_json
 from lmi_server.dialects.routes import management_route, metrics_route
 from lmi_server.http.logging import set_level
 from lmi_server.models.model_registry import ModelRegistry

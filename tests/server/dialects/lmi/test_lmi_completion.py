@@ -11,24 +11,24 @@ import pytest
 
 from lmi_core.errors import UserError
 from lmi_server.dialects.base import Call, ParsedCall
-from lmi_server.dialects.lmi.lmi import LmiProtocol
+from lmi_server.dialects.lmi.lmi import parse_invocation
 from lmi_server.dialects.lmi.options import LmiOptions
 from lmi_server.dialects.lmi.release import Release
 from lmi_server.dialects.unknown_fields import IGNORED_HEADER
 from tests.server.dialects.lmi.test_lmi_formats import render
 from tests.server.fake_engine import FakeEngine
 from tests.server.harness import serving
+from tests.server.parsing import model_of
 
 BODY = {"prompt": "He is", "max_tokens": 2}
 
 
 def parse(body: dict[str, Any], accept: str = "*/*", release: Release | None = None) -> ParsedCall:
-    protocol = LmiProtocol("m", LmiOptions(release=release))
     raw = json.dumps(body).encode()
     call = Call(
         request_id="r", body=raw, content_type="application/json", headers={"accept": accept}
     )
-    return protocol.parse(call)
+    return parse_invocation(model_of(lmi=LmiOptions(release=release)), call)
 
 
 def untimed(data: bytes) -> bytes:

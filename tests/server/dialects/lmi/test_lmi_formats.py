@@ -12,10 +12,13 @@ import pytest
 
 from lmi_core.errors import CapacityError, EngineError, UserError
 from lmi_server.dialects.base import Call, HttpError, ParsedCall
-from lmi_server.dialects.lmi.lmi import LmiProtocol
+from lmi_server.dialects.lmi.errors import lmi_error
+from lmi_server.dialects.lmi.lmi import parse_invocation
 from lmi_server.dialects.lmi.options import LmiOptions
+from lmi_server.http.options import ServerOptions
 from tests.server.configured import options_of
 from tests.server.fake_engine import FakeEngine
+from tests.server.parsing import model_of
 
 
 def parse(
@@ -26,8 +29,8 @@ def parse(
 ) -> ParsedCall:
     """What an option of the protocol, or a key of the configuration, makes of a body."""
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
-    protocol = LmiProtocol("model", replace(options_of(*settings).lmi, **options))
-    return protocol.parse(Call(request_id="r", body=raw, content_type=content_type))
+    model = model_of("model", lmi=replace(options_of(*settings).lmi, **options))
+    return parse_invocation(model, Call(request_id="r", body=raw, content_type=content_type))
 
 
 def render(parsed: ParsedCall, engine: FakeEngine | None = None) -> bytes:
@@ -215,18 +218,18 @@ def test_error_in_mid_sse_is_an_event() -> None:
 
 
 def test_errors_before_the_body() -> None:
-    protocol = LmiProtocol("m")
-    reply = protocol.error(UserError("inputs is empty"))
+    options = ServerOptions(model_name="m")
+    reply = lmi_error(UserError("inputs is empty"), options)
     assert (reply.status, reply.body) == (424, b'{"code":424,"error":"inputs is empty"}')
-    assert protocol.error(EngineError("x")).status == 424
-    reply = protocol.error(CapacityError("5 of 5 wait", retry_after_s=2.0))
+    assert lmi_error(EngineError("x"), options).status == 424
+    reply = lmi_error(CapacityError("5 of 5 wait", retry_after_s=2.0), options)
     assert reply.status == 503
     assert reply.headers == {"Retry-After": "2"}
     assert reply.body == (
         b'{\n  "code": 503,\n  "type": "WlmCapacityException",\n'
         b'  "message": "Worker queue capacity exceeded for model: m (5 of 5 wait)"\n}\n'
     )
-    reply = protocol.error(HttpError(413, "PayloadTooLargeException", "too long"))
+    reply = lmi_error(HttpError(413, "PayloadTooLargeException", "too long"), options)
     assert (reply.status, reply.body, reply.close) == (413, b"", True)
 
 
@@ -241,6 +244,5 @@ def test_errors_before_the_body() -> None:
 )
 def test_configured_statuses(error: Exception, name: str, status: int) -> None:
     for statuses, expected in (({}, status), ({name: 207}, 207)):
-        protocol = LmiProtocol("model", LmiOptions(statuses=statuses))
-        reply = protocol.error(error)
+        reply = lmi_error(error, ServerOptions(lmi=LmiOptions(statuses=statuses)))
         assert (reply.status, json.loads(reply.body)["code"]) == (expected, expected)

@@ -12,14 +12,17 @@ import pytest
 from lmi_core.errors import EngineError, UserError
 from lmi_core.text.chat import ChatTemplate
 from lmi_server.dialects.base import Call, ParsedCall
-from lmi_server.dialects.lmi.lmi import LmiProtocol
+from lmi_server.dialects.lmi.errors import lmi_error
+from lmi_server.dialects.lmi.lmi import parse_invocation
 from lmi_server.dialects.lmi.options import LmiOptions
 from lmi_server.dialects.lmi.release import Release
 from lmi_server.dialects.unknown_fields import IGNORED_HEADER
+from lmi_server.http.options import ServerOptions
 from tests.server.configured import options_of
 from tests.server.dialects.lmi.test_lmi_formats import render
 from tests.server.fake_engine import FakeEngine
 from tests.server.harness import Answer, serving
+from tests.server.parsing import model_of
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
 TEMPLATE = ChatTemplate({"default": "{{ messages[0].content }}"})
@@ -28,9 +31,8 @@ RELEASES = ("0.24", "0.25", "0.26", "0.27", "0.28", "0.29")
 
 def parse(release: str, body: dict[str, Any], **options: Any) -> ParsedCall:
     chosen = replace(options_of(f"lmi_compat={release}").lmi, **options)
-    protocol = LmiProtocol("m", chosen, TEMPLATE)
     call = Call(request_id="r", body=json.dumps(body).encode(), content_type="application/json")
-    parsed = protocol.parse(call)
+    parsed = parse_invocation(model_of(lmi=chosen, chat_template=TEMPLATE), call)
     if hasattr(parsed.renderer, "_created"):
         parsed.renderer._created = 1711997860
     return parsed
@@ -330,7 +332,7 @@ def test_unknown_releases_are_refused() -> None:
 
 
 def test_errors_of_the_server_itself_keep_their_form() -> None:
-    protocol = LmiProtocol("m", LmiOptions(release=Release.V0_26))
-    reply = protocol.error(RuntimeError("incident 7"))
+    options = ServerOptions(lmi=LmiOptions(release=Release.V0_26))
+    reply = lmi_error(RuntimeError("incident 7"), options)
     assert (reply.status, json.loads(reply.body)["type"]) == (500, "InternalServerException")
-    assert protocol.error(EngineError("x")).status == 200
+    assert lmi_error(EngineError("x"), options).status == 200

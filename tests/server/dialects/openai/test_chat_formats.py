@@ -12,10 +12,11 @@ from lmi_core.engine.outputs import TokenEvent, TokenLogprob
 from lmi_core.errors import UserError
 from lmi_core.text.chat import ChatTemplate
 from lmi_server.dialects.base import Call, ParsedCall
-from lmi_server.dialects.lmi.lmi import LmiProtocol
+from lmi_server.dialects.lmi.lmi import parse_invocation
 from lmi_server.dialects.openai.chat_schema import decode_chat, template_arguments
 from tests.server.dialects.lmi.test_lmi_formats import render
 from tests.server.fake_engine import FakeEngine
+from tests.server.parsing import model_of
 
 TEMPLATE = ChatTemplate(
     {"default": "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"}
@@ -29,7 +30,7 @@ def parse(accept: str = "*/*", **body: Any) -> ParsedCall:
     call = Call(
         request_id="r", body=raw, content_type="application/json", headers={"accept": accept}
     )
-    return LmiProtocol("m", chat_template=TEMPLATE).parse(call)
+    return parse_invocation(model_of(chat_template=TEMPLATE), call)
 
 
 def untimed(data: bytes) -> bytes:
