@@ -70,6 +70,7 @@ def stand_in_of(model: LoadedModel) -> StandIn:
         options=ServerOptions(
             model_name=options.model_name,
             lmi=options.lmi,
+            tgi=options.tgi,
             sampling_defaults=options.sampling_defaults,
             chat_template=options.chat_template,
             has_lora=options.has_lora,

@@ -28,14 +28,18 @@ from lmi_server.dialects.tgi.metrics import RequestRecord, TgiMetrics
 from lmi_server.dialects.tgi.schema import CompatBody, GenerateBody, body_decoder
 from lmi_server.dialects.tgi.tgi import (
     Job,
-    TgiProtocol,
     check_content_type,
+    check_job,
     decode_compat,
     decode_generate,
+    fallback_of,
+    headers_of,
+    limits_of,
+    num_sequences,
 )
 from lmi_server.dialects.tgi.tokens import chat_tokens, token_array
 from lmi_server.dialects.tgi.tool_run import ToolRun
-from lmi_server.dialects.tgi.v1 import TgiV1
+from lmi_server.dialects.tgi.v1 import chat_job, chat_text, completion_job, invocation_job
 from lmi_server.dialects.tgi.v1_schema import ChatBody, CompletionBody
 from lmi_server.http.long_body import body_of
 from lmi_server.http.metrics import CONTENT_TYPE, METER, RequestMeter
@@ -94,10 +98,7 @@ class TgiService:
     """What TGI's routes of one model share."""
 
     def __init__(self, model: LoadedModel) -> None:
-        self.options = model.options.tgi
-        self.protocol = TgiProtocol(model)
-        self.v1 = TgiV1(self.options, model.options.chat_template)
-        self.permits = Permits(self.options.max_concurrent_requests)
+        self.permits = Permits(model.options.tgi.max_concurrent_requests)
         self.metrics = TgiMetrics()
 
 
@@ -126,15 +127,15 @@ async def generate(
 
 async def _run(request: web.Request, model: LoadedModel, job: Job) -> web.StreamResponse:
     """Check, run and answer. Once a stream is asked for, errors are events of it."""
-    meter, tgi = request[METER], model.of(TgiService)
-    protocol, metrics = tgi.protocol, tgi.metrics
+    meter, options, tgi = request[METER], model.options.tgi, model.of(TgiService)
+    metrics = tgi.metrics
     try:
-        with tgi.permits.take(protocol.num_sequences(job)):
+        with tgi.permits.take(num_sequences(options, job)):
             validation_started = meter.seconds
             request_id = f"{meter.request_id}-{next(model.call_numbers)}"
-            parsed = await protocol.check(job, request_id=request_id, started_s=meter.started)
+            parsed = await check_job(model, job, request_id=request_id, started_s=meter.started)
             backend = recorded(request, model)
-            fallback = await protocol.fallback(job, request_id)
+            fallback = await fallback_of(model, job, request_id)
             if fallback is not None:
                 backend = ToolRun(backend, owned(request, fallback), job.on_text)
             validation_seconds = meter.seconds - validation_started
@@ -146,8 +147,8 @@ async def _run(request: web.Request, model: LoadedModel, job: Job) -> web.Stream
         if not job.streams:
             raise
         return web.Response(
-            body=job.render_error(error, tgi.options.version),
-            headers={**protocol.headers(job), "Content-Type": "text/event-stream"},
+            body=job.render_error(error, options.version),
+            headers={**headers_of(options, job), "Content-Type": "text/event-stream"},
         )
     except (asyncio.CancelledError, ConnectionError) as error:
         metrics.fail(error)
@@ -155,7 +156,7 @@ async def _run(request: web.Request, model: LoadedModel, job: Job) -> web.Stream
     if watched.failure is not None:
         metrics.fail(watched.failure)
     else:
-        metrics.succeed(_record(parsed, meter, validation_seconds), model.generates.info)
+        metrics.succeed(_record(parsed, meter, validation_seconds), model.info)
     return response
 
 
@@ -210,15 +211,15 @@ async def generate_stream(request: web.Request, model: LoadedModel) -> web.Strea
 
 
 async def invoke(request: web.Request, model: LoadedModel) -> web.StreamResponse:
-    return await generate(request, model, model.of(TgiService).v1.any)
+    return await generate(request, model, partial(invocation_job, model))
 
 
 async def chat(request: web.Request, model: LoadedModel) -> web.StreamResponse:
-    return await generate(request, model, model.of(TgiService).v1.chat)
+    return await generate(request, model, partial(chat_job, model))
 
 
 async def complete(request: web.Request, model: LoadedModel) -> web.StreamResponse:
-    return await generate(request, model, model.of(TgiService).v1.completion)
+    return await generate(request, model, partial(completion_job, model))
 
 
 async def health(request: web.Request, models: ModelRegistry) -> web.Response:
@@ -230,7 +231,7 @@ async def health(request: web.Request, models: ModelRegistry) -> web.Response:
 
 async def information(request: web.Request, model: LoadedModel) -> web.Response:
     """What is served, and its limits; release 2 also names the model's type and the capacity."""
-    options, limits = model.options.tgi, model.of(TgiService).protocol.limits
+    options, limits = model.options.tgi, limits_of(model)
     runner = model.generates.info.runner
     is_older = options.version < 3
     kind = {"model_dtype": runner.dtype, "model_device_type": "cpu"}
@@ -289,7 +290,7 @@ async def tokenize(request: web.Request, model: LoadedModel) -> web.Response:
 async def chat_tokenize(request: web.Request, model: LoadedModel) -> web.Response:
     with model.admission.enter():
         read = await _read_json(request, model)
-        text = await read_known(request, model, model.of(TgiService).v1.chat_text, read)
+        text = await read_known(request, model, partial(chat_text, model), read)
         spans = await model.tokenizer.spans(text, add_special_tokens=False)
         body = await rendered(partial(chat_tokens, text, spans), len(spans))
     return web.Response(body=body_of(body), content_type="application/json")

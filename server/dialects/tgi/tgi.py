@@ -27,6 +27,7 @@ from lmi_server.dialects.tgi.events import (
     error_event,
 )
 from lmi_server.dialects.tgi.grammar import grammar_of
+from lmi_server.dialects.tgi.options import TgiOptions
 from lmi_server.dialects.tgi.schema import (
     CompatBody,
     GenerateBody,
@@ -131,158 +132,160 @@ def _of_one(kind: Callable[[Answer], Renderer], answers: Sequence[Answer]) -> Re
     return kind(answers[0])
 
 
-class TgiProtocol:
-    """Holds configuration only and serves any number of calls."""
+def limits_of(model: LoadedModel) -> Limits:
+    info = model.info
+    max_input = model.options.tgi.max_input_tokens or info.max_prompt_tokens
+    return Limits(max_input=min(max_input, info.max_prompt_tokens), max_total=info.max_total_tokens)
 
-    def __init__(self, model: LoadedModel) -> None:
-        self.options = model.options.tgi
-        self._model = model
 
-    @property
-    def limits(self) -> Limits:
-        info = self._model.generates.info
-        max_input = self.options.max_input_tokens or info.max_prompt_tokens
-        return Limits(
-            max_input=min(max_input, info.max_prompt_tokens), max_total=info.max_total_tokens
+def num_sequences(options: TgiOptions, job: Job) -> int:
+    """The checks that come before admission; how many sequences the call runs."""
+    return sum(
+        check_best_of(generation.parameters, options, streams=job.streams)
+        for generation in job.generations
+    )
+
+
+async def check_job(
+    model: LoadedModel, job: Job, *, request_id: str, started_s: float
+) -> ParsedCall:
+    """The remaining checks, and what to run; UserError names the parameter at fault.
+
+    ``started_s``: when the call came, by ``time.perf_counter``.
+    """
+    options = model.options.tgi
+    prompts = [await _check(model, generation) for generation in job.generations]
+    timing = Timing(started_s=started_s, validated_s=time.perf_counter())
+    answers = []
+    requests: list[GenerationRequest] = []
+    for generation, prompt in zip(job.generations, prompts, strict=True):
+        answer = _answer(model, job, generation, prompt, timing)
+        answers.append(answer)
+        adapter = _adapter(model, generation, request_id)
+        params = _sampling_params(options, generation, answer, prompt)
+        requests += _requests(
+            f"{request_id}-{len(answers)}", generation, prompt, params, answer, adapter
         )
+    renderer = job.render(answers)
+    renderer.headers = headers_of(options, job)
+    return ParsedCall(requests=tuple(requests), renderer=renderer)
 
-    def num_sequences(self, job: Job) -> int:
-        """The checks that come before admission; how many sequences the call runs."""
-        return sum(
-            check_best_of(generation.parameters, self.options, streams=job.streams)
-            for generation in job.generations
+
+async def fallback_of(model: LoadedModel, job: Job, request_id: str) -> GenerationRequest | None:
+    """What to run when the model prefers no tool; checked as ``check_job`` does."""
+    if job.fallback is None:
+        return None
+    options, prompt = model.options.tgi, await _check(model, job.fallback)
+    now_s = time.perf_counter()
+    timing = Timing(started_s=now_s, validated_s=now_s)
+    answer = _answer(model, job, job.fallback, prompt, timing)
+    adapter = _adapter(model, job.fallback, request_id)
+    params = _sampling_params(options, job.fallback, answer, prompt)
+    [request] = _requests(f"{request_id}-text", job.fallback, prompt, params, answer, adapter)
+    return request
+
+
+def headers_of(options: TgiOptions, job: Job) -> dict[str, str]:
+    """Response headers that are known from the start."""
+    num_chars = sum(len(generation.inputs) for generation in job.generations)
+    headers = {
+        "x-compute-type": options.compute_type,
+        "x-compute-characters": str(num_chars),
+    }
+    if job.streams:
+        headers |= {"cache-control": "no-cache", "x-accel-buffering": "no"}
+    return headers
+
+
+def _adapter(model: LoadedModel, generation: Generation, request_id: str) -> str:
+    """The adapter that was asked for; instead of one that isn't there TGI takes the base model,
+    which the log says here."""
+    asked = generation.parameters.adapter_id or generation.model
+    if asked in model.adapter_names():
+        return asked
+    is_model = asked == generation.model and (
+        not model.options.has_lora or asked in ("", model.options.tgi.model_id)
+    )
+    if not is_model:
+        log.warning(
+            "request %s: there is no adapter %r; the base model answers", request_id, asked[:80]
         )
+    return ""
 
-    async def check(self, job: Job, *, request_id: str, started_s: float) -> ParsedCall:
-        """The remaining checks, and what to run; UserError names the parameter at fault.
 
-        ``started_s``: when the call came, by ``time.perf_counter``.
-        """
-        prompts = [await self._check(generation) for generation in job.generations]
-        timing = Timing(started_s=started_s, validated_s=time.perf_counter())
-        answers = []
-        requests: list[GenerationRequest] = []
-        for generation, prompt in zip(job.generations, prompts, strict=True):
-            answer = self._answer(job, generation, prompt, timing)
-            answers.append(answer)
-            adapter = self._adapter(generation, request_id)
-            params = self._sampling_params(generation, answer, prompt)
-            requests += _requests(
-                f"{request_id}-{len(answers)}", generation, prompt, params, answer, adapter
-            )
-        renderer = job.render(answers)
-        renderer.headers = self.headers(job)
-        return ParsedCall(requests=tuple(requests), renderer=renderer)
+async def _check(model: LoadedModel, generation: Generation) -> Prompt:
+    parameters, limits, options = generation.parameters, limits_of(model), model.options.tgi
+    check_parameters(parameters, options)
+    check_inputs(generation.inputs, parameters, limits)
+    token_ids = await model.tokenizes.encode(
+        generation.inputs, add_special_tokens=generation.add_special_tokens
+    )
+    prompt = check_lengths(token_ids, parameters, limits, options.version)
+    grammar = grammar_of(
+        parameters.grammar,
+        version=options.version,
+        is_disabled=options.disable_grammar_support,
+    )
+    has_watermark = wants_watermark(parameters, options)
+    return replace(prompt, grammar=grammar, has_watermark=has_watermark)
 
-    async def fallback(self, job: Job, request_id: str) -> GenerationRequest | None:
-        """What to run when the model prefers no tool; checked as ``check`` does."""
-        if job.fallback is None:
-            return None
-        prompt = await self._check(job.fallback)
-        now_s = time.perf_counter()
-        timing = Timing(started_s=now_s, validated_s=now_s)
-        answer = self._answer(job, job.fallback, prompt, timing)
-        adapter = self._adapter(job.fallback, request_id)
-        params = self._sampling_params(job.fallback, answer, prompt)
-        [request] = _requests(f"{request_id}-text", job.fallback, prompt, params, answer, adapter)
-        return request
 
-    def headers(self, job: Job) -> dict[str, str]:
-        """Response headers that are known from the start."""
-        num_chars = sum(len(generation.inputs) for generation in job.generations)
-        headers = {
-            "x-compute-type": self.options.compute_type,
-            "x-compute-characters": str(num_chars),
-        }
-        if job.streams:
-            headers |= {"cache-control": "no-cache", "x-accel-buffering": "no"}
-        return headers
+def _answer(
+    model: LoadedModel, job: Job, generation: Generation, prompt: Prompt, timing: Timing
+) -> Answer:
+    parameters, options = generation.parameters, model.options.tgi
+    details = parameters.details or (parameters.decoder_input_details and not job.streams)
+    shows_logprobs = generation.shows_logprobs
+    if shows_logprobs is None:
+        shows_logprobs = details or job.streams or (parameters.best_of or 1) > 1
+    return Answer(
+        tokenizer=model.tokenizer,
+        timing=timing,
+        max_new_tokens=prompt.max_new_tokens,
+        num_prompt_tokens=len(prompt.token_ids),
+        prefix=generation.inputs if parameters.return_full_text else "",
+        details=details,
+        prefill=parameters.decoder_input_details
+        and (options.version < 3 or options.enable_prefill_logprobs),
+        top_tokens=bool(parameters.top_n_tokens) and (details or job.streams),
+        shows_logprobs=shows_logprobs,
+        num_sequences=max(1, parameters.best_of or 1),
+        as_list=job.as_list,
+        version=options.version,
+    )
 
-    def _adapter(self, generation: Generation, request_id: str) -> str:
-        """The adapter that was asked for; instead of one that isn't there TGI takes the base model,
-        which the log says here."""
-        asked = generation.parameters.adapter_id or generation.model
-        if asked in self._model.adapter_names():
-            return asked
-        is_model = asked == generation.model and (
-            not self._model.options.has_lora or asked in ("", self.options.model_id)
-        )
-        if not is_model:
-            log.warning(
-                "request %s: there is no adapter %r; the base model answers", request_id, asked[:80]
-            )
-        return ""
 
-    async def _check(self, generation: Generation) -> Prompt:
-        parameters, limits = generation.parameters, self.limits
-        check_parameters(parameters, self.options)
-        check_inputs(generation.inputs, parameters, limits)
-        token_ids = await self._model.tokenizes.encode(
-            generation.inputs, add_special_tokens=generation.add_special_tokens
-        )
-        options = self.options
-        prompt = check_lengths(token_ids, parameters, limits, options.version)
-        grammar = grammar_of(
-            parameters.grammar,
-            version=options.version,
-            is_disabled=options.disable_grammar_support,
-        )
-        has_watermark = wants_watermark(parameters, options)
-        return replace(prompt, grammar=grammar, has_watermark=has_watermark)
-
-    def _answer(self, job: Job, generation: Generation, prompt: Prompt, timing: Timing) -> Answer:
-        parameters, options = generation.parameters, self.options
-        details = parameters.details or (parameters.decoder_input_details and not job.streams)
-        shows_logprobs = generation.shows_logprobs
-        if shows_logprobs is None:
-            shows_logprobs = details or job.streams or (parameters.best_of or 1) > 1
-        return Answer(
-            tokenizer=self._model.tokenizer,
-            timing=timing,
-            max_new_tokens=prompt.max_new_tokens,
-            num_prompt_tokens=len(prompt.token_ids),
-            prefix=generation.inputs if parameters.return_full_text else "",
-            details=details,
-            prefill=parameters.decoder_input_details
-            and (options.version < 3 or options.enable_prefill_logprobs),
-            top_tokens=bool(parameters.top_n_tokens) and (details or job.streams),
-            shows_logprobs=shows_logprobs,
-            num_sequences=max(1, parameters.best_of or 1),
-            as_list=job.as_list,
-            version=options.version,
-        )
-
-    def _sampling_params(
-        self, generation: Generation, answer: Answer, prompt: Prompt
-    ) -> SamplingParams:
-        p = generation.parameters
-        temperature = 1.0 if p.temperature is None else p.temperature
-        filters = (p.top_k, p.top_p, p.typical_p)
-        samples = p.do_sample or temperature != 1.0 or any(value is not None for value in filters)
-        return SamplingParams(
-            max_new_tokens=answer.max_new_tokens,
-            min_new_tokens=p.min_new_tokens,
-            temperature=temperature if samples else 0.0,
-            top_k=p.top_k or 0,
-            top_p=1.0 if p.top_p is None else p.top_p,
-            typical_p=1.0 if p.typical_p is None else p.typical_p,
-            repetition_penalty=1.0 if p.repetition_penalty is None else p.repetition_penalty,
-            presence_penalty=generation.presence_penalty,
-            frequency_penalty=p.frequency_penalty or 0.0,
-            no_repeat_ngram_size=p.no_repeat_ngram_size,
-            bad_words=tuple(p.bad_words),
-            logit_bias=generation.logit_bias or logit_bias(p.logit_bias),
-            seed=p.seed if samples else None,
-            stop=tuple(p.stop),
-            include_stop=True,
-            logprobs=((p.top_n_tokens or 0) if answer.top_tokens else 0)
-            if answer.shows_logprobs
-            else None,
-            prompt_logprobs=0 if answer.prefill else None,
-            grammar=prompt.grammar,
-            watermark_gamma=self.options.watermark_gamma,
-            watermark_delta=self.options.watermark_delta if prompt.has_watermark else 0.0,
-        )
+def _sampling_params(
+    options: TgiOptions, generation: Generation, answer: Answer, prompt: Prompt
+) -> SamplingParams:
+    p = generation.parameters
+    temperature = 1.0 if p.temperature is None else p.temperature
+    filters = (p.top_k, p.top_p, p.typical_p)
+    samples = p.do_sample or temperature != 1.0 or any(value is not None for value in filters)
+    return SamplingParams(
+        max_new_tokens=answer.max_new_tokens,
+        min_new_tokens=p.min_new_tokens,
+        temperature=temperature if samples else 0.0,
+        top_k=p.top_k or 0,
+        top_p=1.0 if p.top_p is None else p.top_p,
+        typical_p=1.0 if p.typical_p is None else p.typical_p,
+        repetition_penalty=1.0 if p.repetition_penalty is None else p.repetition_penalty,
+        presence_penalty=generation.presence_penalty,
+        frequency_penalty=p.frequency_penalty or 0.0,
+        no_repeat_ngram_size=p.no_repeat_ngram_size,
+        bad_words=tuple(p.bad_words),
+        logit_bias=generation.logit_bias or logit_bias(p.logit_bias),
+        seed=p.seed if samples else None,
+        stop=tuple(p.stop),
+        include_stop=True,
+        logprobs=((p.top_n_tokens or 0) if answer.top_tokens else 0)
+        if answer.shows_logprobs
+        else None,
+        prompt_logprobs=0 if answer.prefill else None,
+        grammar=prompt.grammar,
+        watermark_gamma=options.watermark_gamma,
+        watermark_delta=options.watermark_delta if prompt.has_watermark else 0.0,
+    )
 
 
 def _parameters(given: GenerateParameters | UnsetType) -> GenerateParameters:

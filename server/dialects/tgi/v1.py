@@ -7,7 +7,6 @@ from functools import partial
 
 import msgspec
 
-from lmi_core.text.chat import ChatTemplate
 from lmi_server.dialects.base import Renderer
 from lmi_server.dialects.tgi.events import Answer
 from lmi_server.dialects.tgi.options import TgiOptions
@@ -36,100 +35,102 @@ from lmi_server.dialects.tgi.v1_schema import (
     logit_bias,
     render_chat,
 )
+from lmi_server.models.stand_in import DecodingModel
 
 _AnyBody = CompatBody | ChatBody | CompletionBody
 
 
-class TgiV1:
-    """Chats and completions as TGI answers them."""
+def chat_job(model: DecodingModel, body: bytes) -> Job:
+    """A body of ``/v1/chat/completions``."""
+    return _chat_job(model, decode_chat(body))
 
-    def __init__(self, options: TgiOptions, chat_template: ChatTemplate | None) -> None:
-        self._options = options
-        self._chat_template = chat_template
 
-    def chat(self, body: bytes) -> Job:
-        """A body of ``/v1/chat/completions``."""
-        return self._chat_job(decode_chat(body))
+def completion_job(model: DecodingModel, body: bytes) -> Job:
+    """A body of ``/v1/completions``."""
+    return _completion_job(model, decode_completion(body))
 
-    def completion(self, body: bytes) -> Job:
-        """A body of ``/v1/completions``."""
-        return self._completion_job(decode_completion(body))
 
-    def any(self, body: bytes) -> Job:
-        """A body of ``/invocations``: the first of three kinds that fits, as in release 2.4."""
-        value = decode_any(body)
-        kinds: tuple[type[_AnyBody], ...] = (CompatBody, ChatBody, CompletionBody)
-        for kind in kinds:
-            try:
-                decoded = msgspec.convert(value, kind)
-            except (msgspec.ValidationError, RecursionError):
-                continue
-            log_unknown(body, decoded)
-            match decoded:
-                case CompatBody():
-                    return compat_job(decoded)
-                case ChatBody():
-                    return self._chat_job(decoded)
-                case _:
-                    return self._completion_job(decoded)
-        raise wrong_shape("data did not match any variant of untagged enum SagemakerRequest")
+def invocation_job(model: DecodingModel, body: bytes) -> Job:
+    """A body of ``/invocations``: the first of three kinds that fits, as in release 2.4."""
+    value = decode_any(body)
+    kinds: tuple[type[_AnyBody], ...] = (CompatBody, ChatBody, CompletionBody)
+    for kind in kinds:
+        try:
+            decoded = msgspec.convert(value, kind)
+        except (msgspec.ValidationError, RecursionError):
+            continue
+        log_unknown(body, decoded)
+        match decoded:
+            case CompatBody():
+                return compat_job(decoded)
+            case ChatBody():
+                return _chat_job(model, decoded)
+            case _:
+                return _completion_job(model, decoded)
+    raise wrong_shape("data did not match any variant of untagged enum SagemakerRequest")
 
-    def chat_text(self, body: bytes) -> str:
-        """The prompt that a chat's messages make."""
-        chat = decode_chat(body)
-        return render_chat(chat, self._chat_template, chat_tools(chat))
 
-    def _chat_job(self, body: ChatBody) -> Job:
-        tools = chat_tools(body)
-        generation = self._generation(body, tools)
-        fallback = self._generation(body, None) if tools is not None and tools.is_free else None
-        calls = None if tools is None else ToolCalls()
-        return Job(
-            generations=(generation,),
-            streams=body.stream,
-            render=partial(_chat_renderer, self._identity(body), body, calls),
-            render_error=v1_error_event,
-            fallback=fallback,
-            on_text=ignore_text if calls is None else calls.answer_in_text,
-        )
+def chat_text(model: DecodingModel, body: bytes) -> str:
+    """The prompt that a chat's messages make."""
+    chat = decode_chat(body)
+    return render_chat(chat, model.options.chat_template, chat_tools(chat))
 
-    def _generation(self, body: ChatBody, tools: TgiTools | None) -> Generation:
-        return Generation(
-            inputs=render_chat(body, self._chat_template, tools),
-            parameters=chat_parameters(body, self._options.version, tools),
-            add_special_tokens=False,
-            shows_logprobs=bool(body.logprobs),
-            presence_penalty=body.presence_penalty or 0.0,
-            logit_bias=logit_bias(body),
-            model=body.adapter,
-        )
 
-    def _completion_job(self, body: CompletionBody) -> Job:
-        check_completion(body, self._options)
-        parameters = completion_parameters(body, self._options.version)
-        identity = self._identity(body)
-        kind = CompletionSseRenderer if body.stream else CompletionRenderer
-        return Job(
-            generations=tuple(
-                Generation(
-                    inputs=prompt,
-                    parameters=parameters,
-                    shows_logprobs=False,
-                    model=body.adapter,
-                )
-                for prompt in body.prompts
-            ),
-            streams=body.stream,
-            render=partial(kind, identity),
-            render_error=v1_error_event,
-        )
+def _chat_job(model: DecodingModel, body: ChatBody) -> Job:
+    tools = chat_tools(body)
+    generation = _generation(model, body, tools)
+    fallback = _generation(model, body, None) if tools is not None and tools.is_free else None
+    calls = None if tools is None else ToolCalls()
+    return Job(
+        generations=(generation,),
+        streams=body.stream,
+        render=partial(_chat_renderer, _identity(model.options.tgi, body), body, calls),
+        render_error=v1_error_event,
+        fallback=fallback,
+        on_text=ignore_text if calls is None else calls.answer_in_text,
+    )
 
-    def _identity(self, body: V1Body) -> Identity:
-        """Release 3 repeats the model that was asked for; 2 says which one it is."""
-        model = self._options.model_id
-        if self._options.version >= 3 and body.model is not None:
-            model = body.model
-        return Identity(model=model, fingerprint=f"{self._options.release}-native")
+
+def _generation(model: DecodingModel, body: ChatBody, tools: TgiTools | None) -> Generation:
+    return Generation(
+        inputs=render_chat(body, model.options.chat_template, tools),
+        parameters=chat_parameters(body, model.options.tgi.version, tools),
+        add_special_tokens=False,
+        shows_logprobs=bool(body.logprobs),
+        presence_penalty=body.presence_penalty or 0.0,
+        logit_bias=logit_bias(body),
+        model=body.adapter,
+    )
+
+
+def _completion_job(model: DecodingModel, body: CompletionBody) -> Job:
+    options = model.options.tgi
+    check_completion(body, options)
+    parameters = completion_parameters(body, options.version)
+    identity = _identity(options, body)
+    kind = CompletionSseRenderer if body.stream else CompletionRenderer
+    return Job(
+        generations=tuple(
+            Generation(
+                inputs=prompt,
+                parameters=parameters,
+                shows_logprobs=False,
+                model=body.adapter,
+            )
+            for prompt in body.prompts
+        ),
+        streams=body.stream,
+        render=partial(kind, identity),
+        render_error=v1_error_event,
+    )
+
+
+def _identity(options: TgiOptions, body: V1Body) -> Identity:
+    """Release 3 repeats the model that was asked for; 2 says which one it is."""
+    model = options.model_id
+    if options.version >= 3 and body.model is not None:
+        model = body.model
+    return Identity(model=model, fingerprint=f"{options.release}-native")
 
 
 def _chat_renderer(
