@@ -44,7 +44,3 @@ def infill_form(token_id: Callable[[str], int | None]) -> InfillForm | None:
         if all(token_id(token) is not None for token in form.tokens):
             return form
     return None
-
-
-def no_infill() -> None:
-    """Of a model that has no such form."""

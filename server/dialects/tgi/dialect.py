@@ -232,7 +232,7 @@ async def health(request: web.Request, models: ModelRegistry) -> web.Response:
 async def information(request: web.Request, model: LoadedModel) -> web.Response:
     """What is served, and its limits; release 2 also names the model's type and the capacity."""
     options, limits = model.options.tgi, limits_of(model)
-    runner = model.generates.info.runner
+    runner = model.info.runner
     is_older = options.version < 3
     kind = {"model_dtype": runner.dtype, "model_device_type": "cpu"}
     capacity = {
@@ -264,7 +264,7 @@ async def information(request: web.Request, model: LoadedModel) -> web.Response:
 
 async def metrics(request: web.Request, model: LoadedModel) -> web.Response:
     """TGI's metrics, then those that every dialect has."""
-    text = model.of(TgiService).metrics.render(model.generates.info, model.backend.stats())
+    text = model.of(TgiService).metrics.render(model.info, model.backend.stats())
     body = text + await model.shared.metrics.scrape()
     return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
 
