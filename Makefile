@@ -76,7 +76,8 @@ build-races: build
 	cmake --build build/native --target lmi_cuda_races
 
 # What these show of the runner needs no watching: their kernels are other tests'.
-NO_KERNELS := said or says or notices or closing or preempted or shapes_that or shapes_to
+NO_KERNELS := said or says or notices or closing or preempted or shapes_that or shapes_to \
+  or what_follows or heads_over_one or ranks_give_the_same
 
 test-races: build-races
 	LMI_TEST_RACES=1 $(PYTEST_KERNELS) tests/runners/device/test_cuda_runner.py \
