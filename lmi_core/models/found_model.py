@@ -92,7 +92,8 @@ def find_model(asked: EngineConfig, opened: Checkpoint | None = None) -> FoundMo
     spec, shapes = held.spec, held.shapes
     if pooling is not None and pooling.answers is not None:
         shapes[answer_matrix(spec)] = (spec.vocab_size, spec.hidden_size)
-    check_max_model_len(asked.max_model_len, spec.max_positions)
+    if asked.max_model_len is not None:
+        check_max_model_len(asked.max_model_len, spec.max_positions)
     slicing = slicing_of(asked, spec)
     # Rows are put into a matrix's order as they are rounded, for one matrix as a whole.
     rounds_rows = made is None and asked.device == "cpu" and asked.activations != "bf16"
