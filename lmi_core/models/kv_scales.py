@@ -17,6 +17,8 @@ LayerScales = tuple[float, float]
 _PAIRS = (("k_scale", "v_scale"), ("k_proj.k_scale", "v_proj.v_scale"))
 """Of keys and of values; the latter is how ModelOpt and older tools spell them."""
 _BOTH = "kv_scale"
+KV_SCALE_ENDINGS = ("k_scale", "v_scale")
+"""Of the names of all of these."""
 
 
 def kv_scale_names(

@@ -14,7 +14,7 @@ from lmi_core.models.expert_tensors import (
     unread_experts,
     with_layout,
 )
-from lmi_core.models.kv_scales import kv_scale_names
+from lmi_core.models.kv_scales import KV_SCALE_ENDINGS, kv_scale_names
 from lmi_core.models.spec import DecoderSpec, LatentSpec, layer_linears
 from lmi_core.models.weight_names import WeightNames
 from lmi_core.models.weights import bias_name, is_transposed, qk_norm_tensors
@@ -25,7 +25,7 @@ from lmi_core.weights.fp8_checkpoint import FP8_DTYPES, goes_with_fp8, scale_pro
 from lmi_core.weights.gguf.types import BLOCK_TYPES
 from lmi_core.weights.mxfp4 import MXFP4_ENDINGS
 from lmi_core.weights.quantized.layout import Layout
-from lmi_core.weights.quantized.stored_layers import StoredLayers
+from lmi_core.weights.quantized.stored_layers import NO_LAYERS, StoredLayers
 from lmi_core.weights.safetensors_file import TensorInfo
 from lmi_core.weights.tensor_faults import tensor_faults
 
@@ -65,15 +65,19 @@ def held_tensors(checkpoint: Checkpoint, layout: Layout | None, spec: DecoderSpe
     if spec.experts is not None:
         spec = with_layout(spec, tensors)
     names, shapes = spec.names, expected_shapes(spec)
-    kv_scales = kv_scale_names(spec, names, tensors)
-    tables = (names.embedding, names.positions, names.token_types, names.relative_bias)
-    # Quantisers make layers of GPT-2's matrices as others have them: [outputs, inputs].
-    matrices = {
-        name: shape[::-1] if is_transposed(spec, name) else shape
-        for name, shape in ({} if layout is None else shapes).items()
-        if name not in tables
-    }
-    quantized = StoredLayers(layout, matrices, tensors)
+    kv_scales: tuple[str, ...] = ()
+    if any(name.endswith(KV_SCALE_ENDINGS) for name in tensors):
+        kv_scales = kv_scale_names(spec, names, tensors)
+    quantized = NO_LAYERS
+    if layout is not None:
+        tables = (names.embedding, names.positions, names.token_types, names.relative_bias)
+        # Quantisers make layers of GPT-2's matrices as others have them: [outputs, inputs].
+        matrices = {
+            name: shape[::-1] if is_transposed(spec, name) else shape
+            for name, shape in shapes.items()
+            if name not in tables
+        }
+        quantized = StoredLayers(layout, matrices, tensors)
     _check_quantized(checkpoint, quantized)
     check_tensors(checkpoint.path, spec, shapes, tensors, quantized, kv_scales)
     deciding = _unrounded(spec, shapes) if is_gguf else [names.embedding]
@@ -124,7 +128,7 @@ def check_tensors(
     spec: DecoderSpec,
     shapes: Mapping[str, tuple[int, ...]],
     tensors: Mapping[str, TensorInfo],
-    quantized: StoredLayers,
+    quantized: StoredLayers = NO_LAYERS,
     kv_scales: Sequence[str] = (),
 ) -> None:
     """Raise ModelError unless ``tensors`` are exactly what ``spec`` needs, which has ``shapes``,

@@ -133,6 +133,10 @@ class StoredLayers(dict[str, _Layer]):
         return layer.layout.matrix(tensors)
 
 
+NO_LAYERS = StoredLayers(None, {}, {})
+"""Of a checkpoint that has none in integers."""
+
+
 def _is_marked(layout: Layout, weight: str, tensors: Mapping[str, TensorInfo]) -> bool:
     layer = weight.removesuffix(_WEIGHT)
     found = (tensors.get(f"{layer}.{mark}") for mark in layout.marks)
