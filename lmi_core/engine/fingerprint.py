@@ -119,7 +119,7 @@ def _formats(config: EngineConfig, info: RunnerInfo) -> str:
             (info.dtype, info.quantize, config.activations, info.kv_dtype, info.block_size),
             (config.rope_scaling, config.rope_factor, config.rope_theta, info.max_model_len),
             (info.device, info.kernels, config.deterministic, config.task),
-            smoothing_settings(config),
+            smoothing_settings(config) if config.quantize == "smoothquant" else "",
             (config.tensor_parallel_degree, config.tp_invariant),
         )
     )

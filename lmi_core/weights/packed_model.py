@@ -21,10 +21,7 @@ from lmi_core.user_cache import repack_directory
 from lmi_core.weights.content_digest import FileState, Interrupted
 from lmi_core.weights.packed_file import MatrixLayout, PackedFile
 from lmi_core.weights.quantized.methods import fp4_format, is_in_fp8
-from lmi_core.weights.repack_cache import (
-    MIN_CHECKPOINT_BYTES,
-    RepackCache,
-)
+from lmi_core.weights.repack_cache import RepackCache
 
 if TYPE_CHECKING:
     from lmi_core.settings.engine_config import EngineConfig
@@ -172,7 +169,9 @@ def _layout_name(sources: Iterable[FileState], formats: str, instruction_set: st
 def _formats(config: EngineConfig, settings: QuantizationSettings | None) -> str:
     """What matrices become, and of a checkpoint in integers how its tensors are to be read."""
     if settings is None or is_in_fp8(settings) or fp4_format(settings):
-        text = f"{config.dtype} {config.quantize}{smoothing_settings(config)}"
+        text = f"{config.dtype} {config.quantize}"
+        if config.quantize == "smoothquant":
+            text += smoothing_settings(config)
         # Files of before took as many scales of blocks as there are outputs for theirs.
         return text if settings is None or not is_in_fp8(settings) else f"{text} scales by shape"
     # Rows that aren't rounded meet no int4 with inputs in another order.
@@ -181,9 +180,7 @@ def _formats(config: EngineConfig, settings: QuantizationSettings | None) -> str
 
 
 def smoothing_settings(config: EngineConfig) -> str:
-    """What a calibration depends on besides the checkpoint; "": there is none. Raises OSError."""
-    if config.quantize != "smoothquant":
-        return ""
+    """What SmoothQuant's calibration depends on besides the checkpoint. Raises OSError."""
     path = config.calibration_file
     text = "" if path is None else hashlib.sha256(path.read_bytes()).hexdigest()
     return f" {config.smoothquant_alpha} {text}"
@@ -198,12 +195,10 @@ def _slices(config: EngineConfig, rank: int) -> str:
 
 def open_packed_model(
     config: EngineConfig, checkpoint: Checkpoint, num_threads: int, *, rank: int = 0
-) -> PackedModel | None:
-    """The place of a model, or of one of its ranks, in the repack cache, if there is one; None for
-    a small model."""
+) -> PackedModel:
+    """The place of a model, or of one of its ranks, in the repack cache, if there is one: of models
+    that aren't smaller than ``MIN_CHECKPOINT_BYTES``."""
     directory = repack_directory(config.repack_cache_dir)
-    if checkpoint.stored_bytes < MIN_CHECKPOINT_BYTES:
-        return None
     return PackedModel(
         None if directory is None else RepackCache(directory, config.repack_cache_bytes),
         checkpoint.files,

@@ -7,9 +7,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from lmi_core import _native
-from lmi_core.runners.cpu.core_groups import num_rank_threads
 from lmi_core.runners.cpu.sizes import make_cache
 from lmi_core.weights.packed_model import open_packed_model
+from lmi_core.weights.repack_cache import MIN_CHECKPOINT_BYTES
 
 if TYPE_CHECKING:
     from lmi_core.models.decoder import KeptStates
@@ -97,8 +97,11 @@ def open_weights(found: FoundModel) -> NativeWeights:
     """What maps and packs the weights of a rank, and finds those that were packed before."""
     from lmi_core.ops.cpu import NativeWeights
 
-    config, num_threads = found.asked, num_rank_threads(found.asked)
-    packed = open_packed_model(config, found.checkpoint, num_threads, rank=found.slicing.rank)
+    config, checkpoint, packed = found.asked, found.checkpoint, None
+    # Who loads several ranks has told each of them.
+    num_threads = config.num_threads or _native.num_physical_cores()
+    if checkpoint.stored_bytes >= MIN_CHECKPOINT_BYTES:
+        packed = open_packed_model(config, checkpoint, num_threads, rank=found.slicing.rank)
     return NativeWeights(
         config.instruction_set, num_threads, packed, config.activations, config.packs_behind
     )
