@@ -35,7 +35,7 @@ from lmi_core.text.tokenizer import Tokenizer
 from lmi_core.units import megabytes
 from lmi_core.weights.float_tensors import FLOAT_DTYPES, read_array
 from lmi_core.weights.gguf.names import PATTERN
-from lmi_core.weights.quantized.settings import KEY
+from lmi_core.weights.hf_config import QUANTIZATION_KEY
 
 ALL_FORMATS = (*FORMATS, *MIXES)
 _GROUP_SIZES = (128, 64, 32)
@@ -328,7 +328,7 @@ def _copied(found: FoundModel, name: str) -> Stored:
 def _write_config(found: FoundModel, settings: dict[str, object], directory: Path) -> None:
     """config.json with the quantisation, and what stands beside it."""
     source = found.checkpoint.path
-    values = read_json_object(source / "config.json") | {KEY: settings}
+    values = read_json_object(source / "config.json") | {QUANTIZATION_KEY: settings}
     (directory / "config.json").write_text(json.dumps(values, indent=2) + "\n")
     for path in source.iterdir():
         is_ours = path.name in _NOT_COPIED or path.name.endswith(".index.json")

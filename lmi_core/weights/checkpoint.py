@@ -11,8 +11,7 @@ from lmi_core.errors import ModelError
 from lmi_core.regular_file import read_json_object
 from lmi_core.weights.content_digest import FileState
 from lmi_core.weights.gguf.names import PATTERN as GGUF_PATTERN
-from lmi_core.weights.hf_config import read_hf_config
-from lmi_core.weights.quantized.settings import read_settings
+from lmi_core.weights.hf_config import read_hf_config, read_quantization
 from lmi_core.weights.safetensors_file import TensorInfo, read_header
 from lmi_core.weights.torch_file import read_torch_file
 
@@ -45,7 +44,7 @@ class Checkpoint:
         notes = settings.get("notes")
         self.gguf_notes = tuple(map(str, notes)) if isinstance(notes, list) else ()
         """What its GGUF file doesn't say, or says in vain."""
-        self.quantization = read_settings(self.config)
+        self.quantization = read_quantization(self.config)
         """What its files say of how it is quantised; None: it isn't."""
 
     @cached_property

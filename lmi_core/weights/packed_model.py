@@ -26,7 +26,7 @@ from lmi_core.weights.repack_cache import RepackCache
 if TYPE_CHECKING:
     from lmi_core.settings.engine_config import EngineConfig
     from lmi_core.weights.checkpoint import Checkpoint
-    from lmi_core.weights.quantized.settings import QuantizationSettings
+    from lmi_core.weights.hf_config import QuantizationSettings
 
 log = logging.getLogger(__name__)
 

@@ -19,9 +19,9 @@ from lmi_core.errors import ModelError
 from lmi_core.weights.float_tensors import to_float32
 from lmi_core.weights.fp8_checkpoint import scale_problem
 from lmi_core.weights.fp8_matrix import Fp8Matrix, expand_scales
+from lmi_core.weights.hf_config import QuantizationSettings
 from lmi_core.weights.quantized.checkpoint import layout_of
 from lmi_core.weights.quantized.layout import LayerTensors
-from lmi_core.weights.quantized.settings import QuantizationSettings
 from lmi_core.weights.safetensors_file import TensorInfo, read_header
 
 FILE = Path(__file__).parent / "data" / "written_by_libraries.safetensors"

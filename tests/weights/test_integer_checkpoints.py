@@ -27,8 +27,8 @@ from lmi_core.ops.device.torch_weights import DeviceWeights  # noqa: E402
 from lmi_core.ops.operands import JoinedWeight  # noqa: E402
 from lmi_core.runners.cpu.memory_needs import estimate  # noqa: E402
 from lmi_core.settings.engine_config import EngineConfig  # noqa: E402
+from lmi_core.weights.hf_config import QuantizationSettings  # noqa: E402
 from lmi_core.weights.quantized.methods import widened_format  # noqa: E402
-from lmi_core.weights.quantized.settings import QuantizationSettings  # noqa: E402
 from tests.integer_checkpoints import (  # noqa: E402
     FORMS,
     GPTQ,

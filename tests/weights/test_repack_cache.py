@@ -22,7 +22,7 @@ from lmi_core.runners.cpu.cpu_runner import load_cpu_runner
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.weights import packed_model
 from lmi_core.weights.content_digest import ContentDigests, FileState
-from lmi_core.weights.quantized.settings import QuantizationSettings
+from lmi_core.weights.hf_config import QuantizationSettings
 from lmi_core.weights.repack_cache import RepackCache
 from tests.checkpoints import cached_checkpoint
 

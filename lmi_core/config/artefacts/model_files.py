@@ -12,9 +12,8 @@ from lmi_core.config.problem import Problems
 from lmi_core.errors import ModelError
 from lmi_core.models.pooling import GENERATES, Task, task_of
 from lmi_core.weights.checkpoint import weight_files
-from lmi_core.weights.hf_config import HfConfig
+from lmi_core.weights.hf_config import HfConfig, QuantizationSettings, read_quantization
 from lmi_core.weights.quantized.methods import is_in_fp8
-from lmi_core.weights.quantized.settings import QuantizationSettings, read_settings
 
 MAX_CONFIG_BYTES = 16 << 20
 
@@ -120,7 +119,7 @@ def _quantization(
     directory: Path, facts: dict[str, object], problems: Problems
 ) -> QuantizationSettings | None:
     try:
-        settings = read_settings(HfConfig(directory / "config.json", facts))
+        settings = read_quantization(HfConfig(directory / "config.json", facts))
         return None if settings is None or not settings.method else settings
     except ModelError as error:
         where, _, what = str(error).partition(": ")

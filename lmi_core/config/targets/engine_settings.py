@@ -22,8 +22,8 @@ from lmi_core.settings.engine_config import BLOCK_MULTIPLE, EngineConfig, is_too
 from lmi_core.settings.placement import Placement
 from lmi_core.settings.speculation_config import SpeculationConfig
 from lmi_core.settings.transformers_config import TransformersConfig
+from lmi_core.weights.hf_config import QuantizationSettings
 from lmi_core.weights.quantized.methods import BITSANDBYTES, objection, stored_as
-from lmi_core.weights.quantized.settings import QuantizationSettings
 
 _NOT_SET = frozenset(
     {"model", "served_model_name", "num_models", "speculation", "tensor_parallel_degree", "job"}

@@ -21,6 +21,7 @@ from lmi_core.runners.step_memory import KvCacheSize, StepSizes, size_kv_cache
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.units import megabytes
 from lmi_core.user_cache import repack_directory
+from lmi_core.weights.hf_config import QuantizationSettings
 from lmi_core.weights.mxfp4 import MXFP4_ENDINGS
 from lmi_core.weights.quantized.methods import (
     MXFP4,
@@ -28,7 +29,6 @@ from lmi_core.weights.quantized.methods import (
     has_few_bits,
     widened_format,
 )
-from lmi_core.weights.quantized.settings import QuantizationSettings
 from lmi_core.weights.repack_cache import MIN_CHECKPOINT_BYTES
 
 _BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1.0, "fp8": 1.0, "int4": 4.25 / 8}

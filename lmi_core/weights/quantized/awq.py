@@ -12,6 +12,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
+from lmi_core.weights.hf_config import QuantizationSettings
 from lmi_core.weights.integer_matrix import IntegerMatrix
 from lmi_core.weights.quantized.awq_gemv import AwqGemv
 from lmi_core.weights.quantized.kept_codes import StoredCodes, groups_in_order, keep_codes
@@ -24,7 +25,6 @@ from lmi_core.weights.quantized.layout import (
     WidenedMatrix,
 )
 from lmi_core.weights.quantized.marlin import Marlin
-from lmi_core.weights.quantized.settings import QuantizationSettings
 from lmi_core.weights.quantized.words import unpack_awq
 
 _NUM_BITS = 4

@@ -21,9 +21,9 @@ from lmi_core.weights.float_code_matrix import (
     FloatCodeMatrix,
 )
 from lmi_core.weights.formats import FloatArray, RowRounding
+from lmi_core.weights.hf_config import QuantizationSettings
 from lmi_core.weights.integer_matrix import INT8_ZERO, Codes, IntegerMatrix
 from lmi_core.weights.quantized.layout import LayerTensors, Part, Shape
-from lmi_core.weights.quantized.settings import QuantizationSettings
 
 THRESHOLD = 6.0
 """Of LLM.int8: magnitudes from which on inputs aren't rounded."""

@@ -11,6 +11,7 @@ from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.weights.checkpoint import Checkpoint
 from lmi_core.weights.formats import Quantization
 from lmi_core.weights.fp8_checkpoint import check_blocks
+from lmi_core.weights.hf_config import QuantizationSettings
 from lmi_core.weights.quantized.awq import awq_layout
 from lmi_core.weights.quantized.bitsandbytes import BitsAndBytes
 from lmi_core.weights.quantized.compressed_tensors import CompressedTensors
@@ -35,7 +36,6 @@ from lmi_core.weights.quantized.methods import (
     objection,
     widened_format,
 )
-from lmi_core.weights.quantized.settings import QuantizationSettings
 
 _LAYOUTS: dict[str, Callable[[QuantizationSettings], Layout]] = {
     "awq": awq_layout,

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lmi_core.weights.formats import FloatArray, RowRounding
+from lmi_core.weights.hf_config import QuantizationSettings
 from lmi_core.weights.integer_matrix import IntegerMatrix
 from lmi_core.weights.quantized.kept_codes import (
     Groups,
@@ -29,7 +30,6 @@ from lmi_core.weights.quantized.layout import (
     Shape,
     WidenedMatrix,
 )
-from lmi_core.weights.quantized.settings import QuantizationSettings
 from lmi_core.weights.quantized.weight_scheme import PACKED, WeightScheme, read_schemes, scheme_of
 from lmi_core.weights.quantized.words import unpack_columns, unpack_rows
 

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lmi_core.weights.formats import FloatArray
+from lmi_core.weights.hf_config import QuantizationSettings
 from lmi_core.weights.quantized.layout import LayerTensors, Part, Shape, WidenedMatrix
-from lmi_core.weights.quantized.settings import QuantizationSettings
 from lmi_core.weights.quantized.words import unpack_rows
 
 _WIDTHS = (2, 3, 4, 5, 6, 8)

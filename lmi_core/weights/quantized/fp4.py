@@ -14,9 +14,9 @@ import numpy as np
 from lmi_core.weights.block_matrix import BlockMatrix
 from lmi_core.weights.formats import FloatArray
 from lmi_core.weights.fp8_matrix import Fp8Matrix
+from lmi_core.weights.hf_config import QuantizationSettings
 from lmi_core.weights.mxfp4 import E2M1_PAIRS, MXFP4_BLOCK, mx_scales, mxfp4_matrix
 from lmi_core.weights.quantized.layout import Blocks, LayerTensors, Part, Shape, WidenedMatrix
-from lmi_core.weights.quantized.settings import QuantizationSettings
 
 NVFP4_BLOCK = 16
 

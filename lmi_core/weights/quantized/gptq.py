@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from lmi_core.weights.hf_config import QuantizationSettings
 from lmi_core.weights.integer_matrix import IntegerMatrix
 from lmi_core.weights.quantized.kept_codes import (
     StoredCodes,
@@ -29,7 +30,6 @@ from lmi_core.weights.quantized.layout import (
 )
 from lmi_core.weights.quantized.marlin import Marlin
 from lmi_core.weights.quantized.methods import MARLIN
-from lmi_core.weights.quantized.settings import QuantizationSettings
 from lmi_core.weights.quantized.words import unpack_columns, unpack_rows
 
 _ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}

@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from lmi_core.weights.formats import FloatArray
+from lmi_core.weights.hf_config import QuantizationSettings
 from lmi_core.weights.integer_matrix import IntegerMatrix
 from lmi_core.weights.quantized.kept_codes import StoredCodes, groups_in_order, keep_codes
 from lmi_core.weights.quantized.layout import FLOAT_DTYPES, LayerTensors, Part, Shape, WidenedMatrix
-from lmi_core.weights.quantized.settings import QuantizationSettings
 from lmi_core.weights.quantized.words import unpack_rows
 
 _NUM_BITS = 4

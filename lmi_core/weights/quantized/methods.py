@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from lmi_core.weights.quantized.settings import QuantizationSettings
+from lmi_core.weights.hf_config import QuantizationSettings
 
 if TYPE_CHECKING:
     from lmi_core.weights.formats import Quantization

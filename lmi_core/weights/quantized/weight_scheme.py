@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lmi_core.weights.hf_config import QuantizationSettings
 from lmi_core.weights.quantized.kept_codes import NUM_BITS
-from lmi_core.weights.quantized.settings import QuantizationSettings
 
 PACKED, PLAIN = "pack-quantized", "int-quantized"
 """Formats in integers: codes in words, or int8 as it is."""
