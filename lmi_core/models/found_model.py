@@ -24,7 +24,7 @@ from lmi_core.text.calibration_text import read_text
 from lmi_core.text.tokenizer import Tokenizer
 from lmi_core.weights.checkpoint import Checkpoint
 from lmi_core.weights.formats import Quantization, WeightFormat
-from lmi_core.weights.hf_config import HfConfig
+from lmi_core.weights.hf_config import HfConfig, task_of
 from lmi_core.weights.quantized.checkpoint import layout_of, notes_on_rows, quantization_at_load
 from lmi_core.weights.quantized.stored_layers import StoredLayers
 from lmi_core.weights.safetensors_file import TensorInfo
@@ -131,9 +131,10 @@ def spec_and_pooling(
     family, text = family_of(config)
     config = override_rope(text, asked)
     spec = family.read_spec(config)
-    pooling = read_pooling(config, spec.architecture, asked.task, is_causal=spec.is_causal)
-    if pooling is None:
+    task = task_of(config.path.parent, spec.architecture, asked.task)
+    if task == "generate":
         return config, spec, None
+    pooling = read_pooling(config, spec.architecture, task, is_causal=spec.is_causal)
     if not spec.is_causal and asked.kv_dtype.startswith(("int8", "fp8")):
         raise UserError(
             f"kv_dtype is {asked.kv_dtype}, but {config.architecture} keeps no keys and values "

@@ -12,21 +12,11 @@ from typing import Any, Literal
 
 from lmi_core.errors import ModelError, UserError
 from lmi_core.regular_file import read_bytes
-from lmi_core.weights.hf_config import HfConfig, UnsupportedSettingError
+from lmi_core.weights.hf_config import CLASSIFIER, HfConfig, UnsupportedSettingError
 
-Task = Literal["generate", "embed", "rerank"]
 PooledRows = Literal["last", "first", "all"]
 """Whose hidden states make the vector: the last token's, the first one's (CLS), or all (mean)."""
 
-PURPOSES: Mapping[Task, str] = {
-    "generate": "text",
-    "embed": "embeddings",
-    "rerank": "scores of pairs of texts",
-}
-"""Tasks in words: what is served."""
-GENERATES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ChatGLMModel")
-"""Endings of architectures that do."""
-CLASSIFIER = "ForSequenceClassification"
 _ROWS: Mapping[str, PooledRows] = {
     "pooling_mode_cls_token": "first",
     "pooling_mode_mean_tokens": "all",
@@ -58,33 +48,17 @@ class PoolingSpec:
     """Of the longest input, where that is less than the model's positions."""
 
 
-def task_of(directory: Path, architecture: str, asked: str = "auto") -> Task:
-    """What a checkpoint is for. ``asked``: what it is to do, if that isn't auto."""
-    if asked != "auto":
-        return asked  # type: ignore[return-value]
-    if architecture.endswith(CLASSIFIER):
-        return "rerank"
-    if (directory / "modules.json").is_file() or not architecture.endswith(GENERATES):
-        return "embed"
-    return "generate"
-
-
 def read_pooling(
-    config: HfConfig, architecture: str, asked: str = "auto", *, is_causal: bool
-) -> PoolingSpec | None:
-    """The pooling of the model beside ``config``; None if it generates. ``asked``: as for
-    ``task_of``. Raises ModelError for files that can't be read, UnsupportedSettingError for a
-    pooling that isn't here."""
+    config: HfConfig,
+    architecture: str,
+    task: Literal["embed", "rerank"],
+    *,
+    is_causal: bool,
+) -> PoolingSpec:
+    """The pooling of the model beside ``config``, which is to do ``task``. Raises ModelError for
+    files that can't be read, UserError for a task that the model doesn't have,
+    UnsupportedSettingError for a pooling that isn't here."""
     directory = config.path.parent
-    task = task_of(directory, architecture, asked)
-    if task == "generate":
-        if architecture.endswith(GENERATES):
-            return None
-        raise UserError(
-            f"{config.path}: {architecture} has no output of tokens, so it can't generate "
-            f"text: leave the task out, and it is served for what it has",
-            field="task",
-        )
     settings = _object(directory / "config_sentence_transformers.json")
     limits = _object(directory / "sentence_bert_config.json")
     if task == "rerank":

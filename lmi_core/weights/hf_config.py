@@ -9,9 +9,9 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from lmi_core.errors import ModelError
+from lmi_core.errors import ModelError, UserError
 from lmi_core.regular_file import read_json, read_json_object
 
 _MAX_INTEGER = 2**31 - 1
@@ -26,6 +26,17 @@ _FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 it."""
 _MODELOPT_FILE = "hf_quant_config.json"
 _OLD_KEYS = {"w_bit": "bits", "q_group_size": "group_size"}
+
+Task = Literal["generate", "embed", "rerank"]
+PURPOSES: Mapping[Task, str] = {
+    "generate": "text",
+    "embed": "embeddings",
+    "rerank": "scores of pairs of texts",
+}
+"""Tasks in words: what is served."""
+GENERATES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ChatGLMModel")
+"""Endings of architectures that do."""
+CLASSIFIER = "ForSequenceClassification"
 
 
 class UnsupportedSettingError(ModelError):
@@ -219,6 +230,24 @@ def check_directory(directory: Path) -> None:
         "tokenizer.json",
         field="model",
     )
+
+
+def task_of(directory: Path, architecture: str, asked: str = "auto") -> Task:
+    """What a checkpoint is for. ``asked``: what it is to do, if that isn't auto. Raises UserError
+    for text of an architecture that gives none."""
+    if asked == "generate" and not architecture.endswith(GENERATES):
+        raise UserError(
+            f"{directory / 'config.json'}: {architecture} has no output of tokens, so it can't "
+            "generate text: leave the task out, and it is served for what it has",
+            field="task",
+        )
+    if asked != "auto":
+        return asked  # type: ignore[return-value]
+    if architecture.endswith(CLASSIFIER):
+        return "rerank"
+    if (directory / "modules.json").is_file() or not architecture.endswith(GENERATES):
+        return "embed"
+    return "generate"
 
 
 def read_quantization(config: HfConfig) -> QuantizationSettings | None:

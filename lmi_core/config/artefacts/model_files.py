@@ -10,9 +10,15 @@ from pathlib import Path
 from lmi_core.config.paths import is_dir, is_file
 from lmi_core.config.problem import Problems
 from lmi_core.errors import ModelError
-from lmi_core.models.pooling import GENERATES, Task, task_of
 from lmi_core.weights.checkpoint import weight_files
-from lmi_core.weights.hf_config import HfConfig, QuantizationSettings, read_quantization
+from lmi_core.weights.hf_config import (
+    GENERATES,
+    HfConfig,
+    QuantizationSettings,
+    Task,
+    read_quantization,
+    task_of,
+)
 from lmi_core.weights.quantized.methods import is_in_fp8
 
 MAX_CONFIG_BYTES = 16 << 20

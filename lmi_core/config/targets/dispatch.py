@@ -12,8 +12,8 @@ from lmi_core.config.system import WrittenFor
 from lmi_core.config.table.capabilities import BACKENDS
 from lmi_core.config.table.common import TASKS
 from lmi_core.config.targets.host import Host
-from lmi_core.models.pooling import PURPOSES, Task
 from lmi_core.models.registry import supported_architectures
+from lmi_core.weights.hf_config import PURPOSES, Task
 
 _RETIRED = {
     "deepspeed": "DeepSpeed",
