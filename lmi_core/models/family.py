@@ -8,7 +8,7 @@ from typing import Any
 
 from lmi_core.models.pooling import PoolingSpec
 from lmi_core.models.pooling_head import HeadLayer
-from lmi_core.models.rope_config import rope_spec, scaled_max_positions
+from lmi_core.models.rope import rope_spec, scaled_max_positions
 from lmi_core.models.spec import (
     Activation,
     AttentionSpec,

@@ -14,7 +14,7 @@ from lmi_core.models.gguf_spec import gguf_spec
 from lmi_core.models.medusa_heads import find_medusa_heads, has_medusa_heads
 from lmi_core.models.pooling import PoolingSpec, read_pooling
 from lmi_core.models.registry import family_of
-from lmi_core.models.rope_config import override_rope
+from lmi_core.models.rope import override_rope
 from lmi_core.models.slices import Slicing, slicing_of
 from lmi_core.models.spec import DecoderSpec
 from lmi_core.models.tensor_check import held_tensors

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from lmi_core.errors import ModelError
-from lmi_core.models.rope import inverse_frequencies, rope_tables
-from lmi_core.models.rope_config import rope_spec, scaled_max_positions
+from lmi_core.models.rope import inverse_frequencies, rope_spec, rope_tables, scaled_max_positions
 from lmi_core.models.spec import RopeSpec
 from lmi_core.weights.hf_config import HfConfig
 

@@ -43,7 +43,7 @@ def refuse_overrides(values: Values) -> None:
         problem = None
         scaling = rotary_fields(value).get("rope_scaling")
         if isinstance(scaling, Mapping):
-            from lmi_core.models.rope_config import objection_to
+            from lmi_core.models.rope import objection_to
 
             problem = objection_to(scaling)
         elif scaling is not None and key == _OVERRIDES:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from lmi_core.models.family import Family, attention_spec, decoder_spec, norm_spec
-from lmi_core.models.rope_config import rope_spec
+from lmi_core.models.rope import rope_spec
 from lmi_core.models.spec import DecoderSpec
 from lmi_core.models.weight_names import WeightNames
 from lmi_core.weights.hf_config import HfConfig

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lmi_core.models.family import Family, attention_spec, decoder_spec, expert_spec
-from lmi_core.models.rope_config import rope_spec
+from lmi_core.models.rope import rope_spec
 from lmi_core.models.spec import DecoderSpec, NormSpec
 from lmi_core.models.weight_names import ExpertNames, WeightNames
 from lmi_core.weights.hf_config import HfConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lmi_core.models.family import Family, attention_spec, decoder_spec, expert_spec
-from lmi_core.models.rope_config import rope_spec, yarn_score_scale
+from lmi_core.models.rope import rope_spec, yarn_score_scale
 from lmi_core.models.spec import DecoderSpec, ExpertSpec, LatentSpec
 from lmi_core.weights.hf_config import HfConfig
 

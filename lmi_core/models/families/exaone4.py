@@ -12,7 +12,7 @@ from lmi_core.models.family import (
     local_windows,
     norm_spec,
 )
-from lmi_core.models.rope_config import rope_spec
+from lmi_core.models.rope import rope_spec
 from lmi_core.models.spec import DecoderSpec
 from lmi_core.weights.hf_config import HfConfig
 

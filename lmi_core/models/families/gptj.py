@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from lmi_core.models.families.gpt2 import KEYS
 from lmi_core.models.family import Family, attention_spec, decoder_spec, norm_spec
-from lmi_core.models.rope_config import rope_spec
+from lmi_core.models.rope import rope_spec
 from lmi_core.models.spec import CODEGEN_SHARDS, DecoderSpec
 from lmi_core.models.weight_names import WeightNames
 from lmi_core.weights.hf_config import HfConfig

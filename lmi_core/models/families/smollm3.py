@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lmi_core.models.family import NO_ROPE, Family, attention_spec, decoder_spec, layer_windows
-from lmi_core.models.rope_config import rope_spec
+from lmi_core.models.rope import rope_spec
 from lmi_core.models.spec import DecoderSpec
 from lmi_core.weights.hf_config import HfConfig
 
