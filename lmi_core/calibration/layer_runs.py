@@ -22,8 +22,7 @@ from lmi_core.models.tensor_reader import Progress, TensorReader
 from lmi_core.models.weight_packing import WeightPacking
 from lmi_core.models.weights import LayerWeights
 from lmi_core.ops import Graph, Handle
-from lmi_core.ops.cpu import NativeWeights
-from lmi_core.ops.lowering import lower
+from lmi_core.ops.cpu import NativeWeights, lower
 from lmi_core.weights.formats import FloatArray
 from lmi_core.weights.matrix import Matrix
 

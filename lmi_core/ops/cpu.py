@@ -1,4 +1,4 @@
-"""Weights for the CPU's kernels."""
+"""What the CPU engine runs of ops: packed weights, and the graph as its own records it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from lmi_core import _native
-from lmi_core.ops.operands import LinearWeight
+from lmi_core.ops.graph import Graph, Handle, quantized_rows
+from lmi_core.ops.operands import JoinedWeight, LinearWeight, SlicedWeight
 from lmi_core.weights.float_tensors import NotFiniteError
 from lmi_core.weights.formats import PackFormat
 from lmi_core.weights.fp8_matrix import FP8_BLOCK, Fp8Matrix
@@ -107,3 +108,23 @@ class NativeWeights:
     ) -> LinearWeight:
         parts = [part for expert in experts for part in expert]
         return self.pack(parts, names=names, format=format, gated=gated, num_experts=len(experts))
+
+
+def lower(graph: Graph, target: _native.Graph) -> dict[Handle, _native.Handle]:
+    """Record ``graph`` into the engine's own, whose methods are the ops; the caller finishes it.
+    Returns its handles."""
+    quantized = quantized_rows(graph)
+    values: dict[Handle, _native.Handle] = {}
+    for node in graph.nodes:
+        arguments = {**node.attributes, **{name: values[h] for name, h in node.operands.items()}}
+        if node.op in ("rms_norm", "norm") and node.result in quantized:
+            reader = quantized[node.result]
+            arguments["reader"] = reader.parts[0] if isinstance(reader, JoinedWeight) else reader
+        if isinstance(arguments.get("weight"), JoinedWeight):
+            arguments["weight"] = [*arguments["weight"].parts]
+        if isinstance(slices := arguments.get("slices"), SlicedWeight):
+            arguments["slices"] = [*slices.slices]
+        result = getattr(target, node.op)(**arguments)
+        if node.result is not None:
+            values[node.result] = result
+    return values

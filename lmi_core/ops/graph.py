@@ -2,7 +2,7 @@
 that they read and give and what is constant in them; and the ops that append nodes, but for those
 of experts, of kept rows and of ranks.
 
-A device lowers nodes to what it runs: ``ops.lowering`` to kernels on the CPU, ``ops.device.eager``
+A device lowers nodes to what it runs: ``ops.cpu`` to kernels on the CPU, ``ops.device.eager``
 to torch calls, ``ops.device.step_lowering`` to a list that C++ launches.
 """
 
@@ -376,3 +376,20 @@ def output(x: Handle) -> None:
 def sample(logits: Handle) -> None:
     """fp32 [L, vocab]: sampled ids and log-probabilities go to the step's results."""
     logits.graph.add("sample", None, {"logits": logits})
+
+
+def quantized_rows(graph: Graph) -> dict[Handle, LinearWeight | JoinedWeight]:
+    """The values that nobody reads but products that quantise their rows, all of them alike, with a
+    weight of these. Who makes the value may give it quantised."""
+    readers: dict[Handle, list[LinearWeight | JoinedWeight | None]] = {}
+    for node in graph.nodes:
+        for name, handle in node.operands.items():
+            is_product = node.op in ("linear", "gathered_linear") and name == "x"
+            reader = node.attributes["weight"] if is_product else None
+            readers.setdefault(handle, []).append(reader)
+    result = {}
+    for handle, weights in readers.items():
+        formats = {None if weight is None else weight.row_format for weight in weights}
+        if weights[0] is not None and len(formats) == 1 and None not in formats:
+            result[handle] = weights[0]
+    return result

@@ -123,7 +123,7 @@ class NativeForward:
         adapters: LoraTable | None = None,
     ) -> None:
         from lmi_core import _native
-        from lmi_core.ops.lowering import lower
+        from lmi_core.ops.cpu import lower
 
         attention, table = model.spec.attention, shuffled_block_table(max_model_len)
         self.cache = _native.KvCache(

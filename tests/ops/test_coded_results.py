@@ -23,8 +23,8 @@ from lmi_core.ops.device.quantized_rows import (  # noqa: E402
     stride_of,
 )
 from lmi_core.ops.device.torch_weights import DeviceWeight  # noqa: E402
+from lmi_core.ops.graph import quantized_rows  # noqa: E402
 from lmi_core.ops.kernels import select  # noqa: E402
-from lmi_core.ops.lowering import quantized_rows  # noqa: E402
 from tests.ops.cuda_kernels import use_cuda_kernels  # noqa: E402
 from tests.ops.device_ops import (  # noqa: E402
     NATIVE,

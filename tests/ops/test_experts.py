@@ -9,9 +9,8 @@ import numpy.typing as npt
 import pytest
 
 from lmi_core import _native, ops
-from lmi_core.ops.cpu import NativeWeights
+from lmi_core.ops.cpu import NativeWeights, lower
 from lmi_core.ops.graph import Graph, Handle
-from lmi_core.ops.lowering import lower
 
 torch = pytest.importorskip("torch")
 

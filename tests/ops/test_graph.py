@@ -7,7 +7,9 @@ import pytest
 
 from lmi_core import _native, ops
 from lmi_core.ops import Graph, Handle
-from lmi_core.ops.lowering import last_uses, lower, narrow_products, quantized_rows
+from lmi_core.ops.cpu import lower
+from lmi_core.ops.device.value_uses import last_uses, narrow_products
+from lmi_core.ops.graph import quantized_rows
 
 COLUMNS = 64
 

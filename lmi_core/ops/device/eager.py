@@ -21,9 +21,9 @@ from lmi_core.ops.device.quantized_rows import QuantizedRows, RowFormat
 from lmi_core.ops.device.replay import Replay
 from lmi_core.ops.device.sampling_inputs import SamplingInputs
 from lmi_core.ops.device.torch_weights import DTYPES, DeviceConstants, DeviceWeight
-from lmi_core.ops.graph import Graph, Handle, Node
+from lmi_core.ops.device.value_uses import last_uses, narrow_products
+from lmi_core.ops.graph import Graph, Handle, Node, quantized_rows
 from lmi_core.ops.kernels.select import Kernels
-from lmi_core.ops.lowering import last_uses, narrow_products, quantized_rows
 from lmi_core.ops.operands import ExpertMatrices, LinearWeight
 
 _RESULTS = ("sample", "output", "meet")

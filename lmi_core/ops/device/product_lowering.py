@@ -21,10 +21,10 @@ from lmi_core.ops.device.quantized_rows import (
 from lmi_core.ops.device.recorded_steps import Node, UnpackedWeight, Value
 from lmi_core.ops.device.torch_weights import DTYPES as TORCH_DTYPES
 from lmi_core.ops.device.torch_weights import DeviceWeight
-from lmi_core.ops.graph import Graph, Handle, RowSymbol
+from lmi_core.ops.device.value_uses import narrow_products
+from lmi_core.ops.graph import Graph, Handle, RowSymbol, quantized_rows
 from lmi_core.ops.kernels.cuda import cublaslt
 from lmi_core.ops.kernels.cuda.attention import DTYPES
-from lmi_core.ops.lowering import narrow_products, quantized_rows
 from lmi_core.ops.operands import LinearWeight
 
 

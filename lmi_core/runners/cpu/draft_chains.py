@@ -23,7 +23,7 @@ class DraftChains(DraftSteps):
         raise NotImplementedError
 
     def _new_graph(self, recorded: Graph) -> _native.Graph:
-        from lmi_core.ops.lowering import lower
+        from lmi_core.ops.cpu import lower
 
         config = self._config
         graph = _native.Graph(

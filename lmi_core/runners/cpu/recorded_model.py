@@ -69,8 +69,8 @@ class RecordedModel:
 
     def record(self, record: Callable[[Graph], Handle]) -> tuple[_native.Graph, _native.Handle]:
         """Another graph over the same weights and cache, and what ``record`` returns of it."""
+        from lmi_core.ops.cpu import lower
         from lmi_core.ops.graph import Graph
-        from lmi_core.ops.lowering import lower
 
         target = self._new_graph()
         if self._group is not None:
