@@ -15,7 +15,7 @@ from lmi_core.models.medusa_heads import find_medusa_heads, has_medusa_heads
 from lmi_core.models.pooling import PoolingSpec, read_pooling
 from lmi_core.models.registry import family_of
 from lmi_core.models.rope import override_rope
-from lmi_core.models.slices import Slicing, slicing_of
+from lmi_core.models.slices import WHOLE, Slicing, slicing_of
 from lmi_core.models.spec import DecoderSpec
 from lmi_core.models.tensor_check import held_tensors
 from lmi_core.models.weights import answer_matrix
@@ -94,11 +94,12 @@ def find_model(asked: EngineConfig, opened: Checkpoint | None = None) -> FoundMo
         shapes[answer_matrix(spec)] = (spec.vocab_size, spec.hidden_size)
     if asked.max_model_len is not None:
         check_max_model_len(asked.max_model_len, spec.max_positions)
-    slicing = slicing_of(asked, spec)
+    is_sliced = asked.tensor_parallel_degree > 1 or asked.tp_invariant
+    slicing = slicing_of(asked, spec) if is_sliced else WHOLE
     # Rows are put into a matrix's order as they are rounded, for one matrix as a whole.
     rounds_rows = made is None and asked.device == "cpu" and asked.activations != "bf16"
     coded = made is not None or settings is not None
-    keeps_orders = rounds_rows and spec.experts is None and slicing.is_whole
+    keeps_orders = rounds_rows and spec.experts is None and slicing == WHOLE
     found = FoundModel(
         asked=asked,
         checkpoint=checkpoint,

@@ -17,7 +17,7 @@ from lmi_core.models.latent_attention import load_latent
 from lmi_core.models.pooling import PoolingSpec
 from lmi_core.models.pooling_head import PoolingHead
 from lmi_core.models.pooling_layers import load_pooling_head
-from lmi_core.models.slices import WHOLE, Slicing
+from lmi_core.models.slices import WHOLE, SlicedLinear, Slicing
 from lmi_core.models.smoothing import LayerFactors, Smoothing, divided
 from lmi_core.models.spec import DecoderSpec, LayerLinear, layer_linears, rotate_half_order
 from lmi_core.models.tensor_reader import Progress, TensorReader
@@ -128,7 +128,7 @@ def load_weights(
     packing.report()
     return LoadedModel(
         quantize=found.quantize or packing.kept_format,
-        spec=slicing.spec(spec),
+        spec=slicing.spec(spec) if slicing.num_ranks > 1 else spec,
         whole_spec=spec,
         weights=weights,
         dtype=found.dtype,
@@ -250,9 +250,12 @@ def load_layer(
         loaded, by = _load_norm(reader, spec, prefix, name), factors.columns.get(reader_of_it)
         return loaded if loaded is None or by is None else divided(loaded, by)
 
-    linears = slicing.linears(spec, layer_linears(spec, layer_id))
-    q_heads = slice(*slicing.q_heads(attention.num_q_heads))
-    kv_heads = slice(*slicing.kv_heads(attention.num_kv_heads))
+    sources, q_heads, kv_heads = layer_linears(spec, layer_id), slice(None), slice(None)
+    linears = {linear: SlicedLinear(source) for linear, source in sources.items()}
+    if slicing != WHOLE:
+        linears = slicing.linears(spec, sources)
+        q_heads = slice(*slicing.q_heads(attention.num_q_heads))
+        kv_heads = slice(*slicing.kv_heads(attention.num_kv_heads))
     output = linear(LayerLinear.ATTENTION_OUTPUT)
     assert output is not None
     experts, shared = None, None

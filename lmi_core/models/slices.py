@@ -36,9 +36,9 @@ class SlicedLinear(NamedTuple):
 
     source: LinearSource
     """Of the whole linear."""
-    rows: RowIds | None
+    rows: RowIds | None = None
     """Of its outputs, in our order; None: all of them."""
-    inputs: Bounds | None
+    inputs: Bounds | None = None
     """Of each slice; None: all of them, as one."""
 
 

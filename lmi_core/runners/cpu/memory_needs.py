@@ -89,7 +89,9 @@ def estimate(found: FoundModel, claimed_bytes: int = 0) -> Estimate:
 
 def _pool_block_bytes(found: FoundModel) -> int:
     """Of a KV block of a model, in all its ranks, and of what drafts for it."""
-    config, spec, dtype = found.asked, found.slicing.spec(found.spec), found.dtype
+    config, spec, dtype = found.asked, found.spec, found.dtype
+    if found.slicing.num_ranks > 1:
+        spec = found.slicing.spec(spec)
     num_bytes = found.slicing.num_ranks * block_bytes(config, spec, dtype)
     for draft in found.drafts:
         num_bytes += block_bytes(draft.asked, draft.spec, draft.dtype)
