@@ -129,8 +129,9 @@ def spec_and_pooling(
 ) -> tuple[HfConfig, DecoderSpec, PoolingSpec | None]:
     """The text's part of a config.json with the rotary settings that are asked for, and what it and
     the files beside it say of a model. Raises UserError for a task that isn't the model's."""
-    family, text = family_of(config)
-    config = override_rope(text, asked)
+    family, config = family_of(config)
+    if (asked.rope_scaling, asked.rope_factor, asked.rope_theta) != (None, None, None):
+        config = override_rope(config, asked)
     spec = family.read_spec(config)
     task = task_of(config.path.parent, spec.architecture, asked.task)
     if task == "generate":

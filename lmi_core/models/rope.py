@@ -40,14 +40,13 @@ _MAX_POSITIONS = 2**31 - 1
 
 
 def override_rope(config: HfConfig, asked: EngineConfig) -> HfConfig:
-    """A checkpoint's configuration with the rotary settings of ``asked``; None leaves its own.
+    """A checkpoint's configuration with the rotary settings of ``asked``, which has some; None
+    leaves its own.
 
     As in text-generation-inference's launcher, a kind alone has the factor 1, and a factor alone
     is linear (TGI's launcher). Raises ModelError for an object that no checkpoint may have.
     """
     scaling, factor, theta = asked.rope_scaling, asked.rope_factor, asked.rope_theta
-    if scaling is None and factor is None and theta is None:
-        return config
     config = replace(config, overridden=frozenset((*_KEYS, "rope_theta")))
     _, values = rope_values(config)
     replaced = {*_KEYS}
