@@ -23,7 +23,7 @@ from lmi_core.copies.sealed import NUM_SECRET_BYTES, SealedConnection
 from lmi_core.engine.engine import Engine
 from lmi_core.engine.handover import Handover
 from lmi_core.engine.request import GenerationRequest
-from lmi_core.runners.memory_claims import HOST_MEMORY
+from lmi_core.runners.cpu.memory_needs import HOST_MEMORY, check_memory
 from lmi_core.sandbox import message
 from lmi_core.weights.repack_cache import discard_partial_files
 
@@ -133,7 +133,6 @@ class Child:
 
     def _pack(self, settings: CopySettings) -> FoundModel:
         from lmi_core.runners.cpu.cpu_runner import keep_packed
-        from lmi_core.runners.cpu.memory_needs import check_memory
         from lmi_core.runners.cpu.sizes import find_cpu_model
 
         found = find_cpu_model(settings.config)

@@ -16,8 +16,14 @@ from lmi_core.runners.cpu.core_groups import (
     own_groups,
     weight_nodes,
 )
+from lmi_core.runners.cpu.memory_needs import (
+    HOST_MEMORY,
+    check_copies,
+    check_memory,
+    shares_weights,
+)
 from lmi_core.runners.cpu.rank_hosts import host_cpus
-from lmi_core.runners.memory_claims import HOST_MEMORY
+from lmi_core.runners.cpu.sizes import find_cpu_model
 from lmi_core.runners.runner import RunnerInfo
 from lmi_core.settings.engine_config import EngineConfig
 
@@ -68,9 +74,6 @@ class ThisMachine:
                 field="num_copies",
             )
         _check_cores(config, num_copies)
-        from lmi_core.runners.cpu.memory_needs import check_copies, check_memory, shares_weights
-        from lmi_core.runners.cpu.sizes import find_cpu_model
-
         found = find_cpu_model(config)
         check_memory(found, HOST_MEMORY.others_bytes(self))
         allowed = host_cpus(config.job)

@@ -9,7 +9,7 @@ import pytest
 
 from lmi_core import _native
 from lmi_core.errors import InsufficientMemoryError
-from lmi_core.runners.memory_claims import MemoryClaims
+from lmi_core.runners.cpu.memory_needs import MemoryClaims
 from lmi_core.runners.step_memory import size_kv_cache
 from lmi_core.settings.engine_config import EngineConfig
 

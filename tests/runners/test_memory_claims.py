@@ -5,8 +5,7 @@ import threading
 import pytest
 
 from lmi_core.errors import InsufficientMemoryError
-from lmi_core.runners.cpu.memory_needs import Estimate
-from lmi_core.runners.memory_claims import MemoryClaims
+from lmi_core.runners.cpu.memory_needs import Estimate, MemoryClaims
 from lmi_core.runners.step_memory import KvCacheSize
 
 
