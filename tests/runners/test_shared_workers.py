@@ -13,7 +13,7 @@ import pytest
 
 from lmi_core.demo import MODEL_DIR
 from lmi_core.engine.engine import Engine
-from lmi_core.runners.cpu.shared_workers import SharedWorkers
+from lmi_core.runners.cpu.cpu_runner import SharedWorkers
 from tests.engine.test_invariance import Outcome, outcome
 from tests.runners.test_ranks import REQUESTS, answers, config_of
 

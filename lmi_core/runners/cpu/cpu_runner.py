@@ -1,15 +1,17 @@
-"""The runner of the CPU engine: weights, KV cache and step graph on a worker's threads."""
+"""The runner of the CPU engine: weights, KV cache and step graph on the threads of a worker, which
+runners share."""
 
 from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import repeat
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from lmi_core import _native
 from lmi_core.models.eagle_head import EagleHead
@@ -24,7 +26,6 @@ from lmi_core.runners.cpu.rank_hosts import host_cpus
 from lmi_core.runners.cpu.ranked_adapters import RankedAdapters, lora_store
 from lmi_core.runners.cpu.ranked_blocks import RankedBlocks
 from lmi_core.runners.cpu.recorded_model import RecordedModel, open_weights, smoothing_of
-from lmi_core.runners.cpu.shared_workers import SharedWorkers
 from lmi_core.runners.cpu.sizes import cache_dtype, find_cpu_model
 from lmi_core.runners.runner import RunnerInfo
 from lmi_core.runners.step_memory import KvCacheSize, StepMemory, StepSizes
@@ -216,6 +217,51 @@ class CpuRunner:
         SharedWorkers.release(worker)
         HOST_MEMORY.release(self._claim)
         os.close(self.completion_fd)
+
+
+@dataclass(slots=True)
+class _Shared:
+    worker: _native.Worker
+    num_users: int = 0
+
+
+class SharedWorkers:
+    """The workers of a process, which execute the steps of its models one after the other: one for
+    each number of threads and set of cores, counted by its users; the last one to leave joins its
+    threads."""
+
+    _lock: ClassVar = threading.Lock()
+    _workers: ClassVar[dict[tuple[int, frozenset[int]], _Shared]] = {}
+
+    @classmethod
+    def acquire(cls, num_threads: int) -> _native.Worker:
+        """Of so many threads, on the cores that this thread may use."""
+        key = num_threads, frozenset(os.sched_getaffinity(0))
+        with cls._lock:
+            if key not in cls._workers:
+                beside = next((each.worker for each in cls._workers.values()), None)
+                cls._workers[key] = _Shared(_native.Worker(num_threads, beside))
+            shared = cls._workers[key]
+            shared.num_users += 1
+            return shared.worker
+
+    @classmethod
+    def release(cls, worker: _native.Worker) -> None:
+        with cls._lock:
+            [key] = (key for key, each in cls._workers.items() if each.worker is worker)
+            shared = cls._workers[key]
+            shared.num_users -= 1
+            if shared.num_users == 0:
+                del cls._workers[key]
+                worker.close()
+
+    @classmethod
+    def forget(cls) -> None:
+        """In a child of fork(), which has the objects but not their threads: start anew."""
+        cls._lock, cls._workers = threading.Lock(), {}
+
+
+os.register_at_fork(after_in_child=SharedWorkers.forget)
 
 
 def _drafter(
