@@ -15,11 +15,11 @@ from lmi_core.models.loader import LoadedModel
 from lmi_core.models.registry import family_of
 from lmi_core.models.spec import DecoderSpec
 from lmi_core.models.weights import DecoderWeights, LayerWeights, Linear, Norm
+from lmi_core.ops.cpu import INT4_GROUP_SIZE
 from lmi_core.ops.device.packed_weight import HEADER_BYTES, PANEL_OUTPUTS, STEP_BYTES, PackedWeight
 from lmi_core.ops.device.torch_weights import DeviceWeight
 from lmi_core.weights.formats import Quantization
 from lmi_core.weights.hf_config import read_hf_config
-from lmi_core.weights.matrix import INT4_GROUP_SIZE
 
 
 def read_spec(shape: Shape) -> DecoderSpec:

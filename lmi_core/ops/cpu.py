@@ -5,24 +5,32 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
+
 from lmi_core import _native
 from lmi_core.ops.graph import Graph, Handle, quantized_rows
 from lmi_core.ops.operands import JoinedWeight, LinearWeight, SlicedWeight
+from lmi_core.settings.engine_config import Activations
+from lmi_core.weights.block_matrix import SUM_INPUTS, BlockMatrix
+from lmi_core.weights.float_code_matrix import CODE_VALUES, FloatCodeMatrix
 from lmi_core.weights.float_tensors import NotFiniteError
-from lmi_core.weights.formats import PackFormat
+from lmi_core.weights.formats import BLOCK_FORMATS, FloatArray, PackFormat, RowRounding
 from lmi_core.weights.fp8_matrix import FP8_BLOCK, Fp8Matrix
 from lmi_core.weights.integer_matrix import IntegerMatrix
-from lmi_core.weights.matrix import (
-    Activations,
-    Matrix,
-    packable,
-    packed_group_size,
-    row_rounding,
-)
+from lmi_core.weights.matrix import Matrix
 
 if TYPE_CHECKING:
     from lmi_core.weights.packed_file import MatrixLayout
     from lmi_core.weights.packed_model import PackedModel
+
+Bytes = npt.NDArray[np.uint8]
+Packable = npt.NDArray[np.generic] | tuple[Bytes, FloatArray] | tuple[Bytes, FloatArray, FloatArray]
+"""What ``_native.LinearWeight.pack`` takes, which decodes on the way."""
+
+INT4_GROUP_SIZE = 128
+"""Inputs per scale where weights are quantised to int4: 4.25 bits a weight, scales and zero points
+included."""
 
 
 class NativeWeights:
@@ -108,6 +116,40 @@ class NativeWeights:
     ) -> LinearWeight:
         parts = [part for expert in experts for part in expert]
         return self.pack(parts, names=names, format=format, gated=gated, num_experts=len(experts))
+
+
+def packed_group_size(parts: Sequence[Matrix], format: str) -> int:
+    """Inputs per scale of ``parts`` packed as one, or of blocks per sum; 0: a scale per output, or
+    none."""
+    if format in BLOCK_FORMATS or format in CODE_VALUES:
+        return SUM_INPUTS
+    if format != "int4":
+        return 0
+    own = [part.group_size for part in parts if isinstance(part, IntegerMatrix)]
+    return min(own, default=INT4_GROUP_SIZE)
+
+
+def row_rounding(parts: Sequence[Matrix], activations: Activations) -> RowRounding:
+    """auto: outliers, but what the scheme of all of ``parts`` says, if it does."""
+    if activations != "auto":
+        return "int8" if activations == "int8" else "none"
+    said = {part.rounding if isinstance(part, IntegerMatrix) else None for part in parts}
+    return (said.pop() if len(said) == 1 else None) or "outliers"
+
+
+def packable(parts: Sequence[Matrix], group_size: int) -> list[Packable]:
+    """``parts`` for the native packing in groups of ``group_size``."""
+
+    def of(part: Matrix) -> Packable:
+        if isinstance(part, Fp8Matrix):
+            return part.codes, np.ascontiguousarray(part.scales)
+        if isinstance(part, BlockMatrix):
+            return np.ascontiguousarray(part.blocks)
+        if isinstance(part, FloatCodeMatrix):
+            return part.packable()
+        return part.packable(group_size) if isinstance(part, IntegerMatrix) else part
+
+    return [of(part) for part in parts]
 
 
 def lower(graph: Graph, target: _native.Graph) -> dict[Handle, _native.Handle]:

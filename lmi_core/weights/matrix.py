@@ -4,30 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from lmi_core import _native
-from lmi_core.weights.block_matrix import SUM_INPUTS, BlockMatrix
-from lmi_core.weights.float_code_matrix import CODE_VALUES, FloatCodeMatrix
+from lmi_core.weights.block_matrix import BlockMatrix
+from lmi_core.weights.float_code_matrix import FloatCodeMatrix
 from lmi_core.weights.float_tensors import NotFiniteError, to_float32
-from lmi_core.weights.formats import BLOCK_FORMATS, FloatArray, RowRounding
+from lmi_core.weights.formats import FloatArray
 from lmi_core.weights.fp8_matrix import Fp8Matrix
 from lmi_core.weights.integer_matrix import IntegerMatrix
 
 Matrix = npt.NDArray[np.generic] | Fp8Matrix | IntegerMatrix | BlockMatrix | FloatCodeMatrix
-Activations = Literal["auto", "int8", "bf16"]
-"""What quantised matrices are multiplied with: what their format means; rows of int8; or rows as
-they are."""
-Bytes = npt.NDArray[np.uint8]
-Packable = npt.NDArray[np.generic] | tuple[Bytes, FloatArray] | tuple[Bytes, FloatArray, FloatArray]
-"""What ``_native.LinearWeight.pack`` takes, which decodes on the way."""
-
-INT4_GROUP_SIZE = 128
-"""Inputs per scale where weights are quantised to int4: 4.25 bits a weight, scales and zero points
-included."""
 
 
 def dense(parts: Sequence[Matrix]) -> list[npt.NDArray[np.generic]]:
@@ -74,37 +63,3 @@ def unit_rows(matrix: FloatArray) -> FloatArray:
     lengths = np.sqrt(np.einsum("ij,ij->i", matrix, matrix, dtype=np.float64))
     matrix /= np.maximum(lengths, 1e-12)[:, None].astype(np.float32)
     return matrix
-
-
-def packed_group_size(parts: Sequence[Matrix], format: str) -> int:
-    """Inputs per scale of ``parts`` packed as one, or of blocks per sum; 0: a scale per output, or
-    none."""
-    if format in BLOCK_FORMATS or format in CODE_VALUES:
-        return SUM_INPUTS
-    if format != "int4":
-        return 0
-    own = [part.group_size for part in parts if isinstance(part, IntegerMatrix)]
-    return min(own, default=INT4_GROUP_SIZE)
-
-
-def row_rounding(parts: Sequence[Matrix], activations: Activations) -> RowRounding:
-    """auto: outliers, but what the scheme of all of ``parts`` says, if it does."""
-    if activations != "auto":
-        return "int8" if activations == "int8" else "none"
-    said = {part.rounding if isinstance(part, IntegerMatrix) else None for part in parts}
-    return (said.pop() if len(said) == 1 else None) or "outliers"
-
-
-def packable(parts: Sequence[Matrix], group_size: int) -> list[Packable]:
-    """``parts`` for the native packing in groups of ``group_size``."""
-
-    def of(part: Matrix) -> Packable:
-        if isinstance(part, Fp8Matrix):
-            return part.codes, np.ascontiguousarray(part.scales)
-        if isinstance(part, BlockMatrix):
-            return np.ascontiguousarray(part.blocks)
-        if isinstance(part, FloatCodeMatrix):
-            return part.packable()
-        return part.packable(group_size) if isinstance(part, IntegerMatrix) else part
-
-    return [of(part) for part in parts]

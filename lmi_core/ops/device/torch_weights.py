@@ -12,22 +12,17 @@ import torch
 from torch import Tensor
 
 from lmi_core import _native
+from lmi_core.ops.cpu import packable, packed_group_size, row_rounding
 from lmi_core.ops.device.fp8_panels import Fp8Rows, pack_fp8, quantize_fp8
 from lmi_core.ops.device.packed_weight import PackedWeight
 from lmi_core.ops.device.quantized_rows import RowFormat
 from lmi_core.ops.device.staged_copies import StagedCopies
 from lmi_core.ops.operands import ExpertMatrices
+from lmi_core.settings.engine_config import Activations
 from lmi_core.weights.float_tensors import NotFiniteError
 from lmi_core.weights.formats import PackFormat, RowRounding
 from lmi_core.weights.fp8_matrix import Fp8Matrix, common_row_scale
-from lmi_core.weights.matrix import (
-    Activations,
-    Matrix,
-    dense,
-    packable,
-    packed_group_size,
-    row_rounding,
-)
+from lmi_core.weights.matrix import Matrix, dense
 
 STAGED_BYTES = 1 << 20
 """Smaller arrays are copied at once."""
