@@ -119,7 +119,7 @@ def _memory(info: dict[str, Any]) -> Finding:
 
 
 def _repack_cache() -> Finding:
-    from lmi_core.user_cache import repack_directory
+    from lmi_core.files import repack_directory
     from lmi_core.weights.repack_cache import RepackCache
 
     directory = repack_directory("auto")

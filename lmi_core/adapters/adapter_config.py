@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lmi_core.errors import ModelError
-from lmi_core.regular_file import read_json_object
+from lmi_core.files import read_json_object
 from lmi_core.weights.hf_config import HfConfig, positive_number
 
 FILE_NAME = "adapter_config.json"

@@ -18,6 +18,7 @@ import numpy as np
 
 from lmi_core import _native
 from lmi_core.calibration.layer_runs import LayerRuns
+from lmi_core.files import repack_directory
 from lmi_core.models.found_model import FoundModel
 from lmi_core.models.smoothing import LinearPeaks, Smoothing
 from lmi_core.models.spec import DecoderSpec, LayerLinear, layer_linears
@@ -25,7 +26,6 @@ from lmi_core.models.tensor_reader import Progress, TensorReader
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.text.calibration_text import read_text, sequences_of
 from lmi_core.text.tokenizer import Tokenizer
-from lmi_core.user_cache import repack_directory
 from lmi_core.weights.content_digest import ContentDigests
 from lmi_core.weights.formats import FloatArray
 from lmi_core.weights.matrix import as_floats

@@ -15,10 +15,10 @@ from lmi_core.chat.conversation import Conversation, check, run_command
 from lmi_core.engine.engine import Engine
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.errors import LmiError, UserError
+from lmi_core.files import user_cache
 from lmi_core.http_url import HttpUrl, model_beside_url
 from lmi_core.local_model import open_local_model
 from lmi_core.progress import TerminalProgress
-from lmi_core.user_cache import user_cache
 
 _QUOTES = '"""'
 

@@ -266,7 +266,7 @@ def _check_tokenizer(model: ModelConfig, directory: Path) -> None:
 
 def _check_transformers(model: ModelConfig, directory: Path) -> None:
     from lmi_core.adapters.text_models import check_bitsandbytes, check_peft, objection_to
-    from lmi_core.regular_file import read_json_object
+    from lmi_core.files import read_json_object
     from lmi_core.settings.transformers_config import TransformersConfig
 
     config = read_json_object(directory / "config.json")

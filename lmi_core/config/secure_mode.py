@@ -14,7 +14,7 @@ from pathlib import Path
 
 from lmi_core.config.model_config import ModelConfig
 from lmi_core.errors import UserError
-from lmi_core.regular_file import read_json
+from lmi_core.files import read_json
 
 MODE, CONTROLS = "SAGEMAKER_SECURE_MODE", "SAGEMAKER_SECURITY_CONTROLS"
 CHANNELS = "SAGEMAKER_UNTRUSTED_CHANNELS"

@@ -12,9 +12,9 @@ from functools import cache
 from pathlib import Path
 
 from lmi_core import _native
+from lmi_core.files import repack_directory
 from lmi_core.runners.runner import RunnerInfo
 from lmi_core.settings.engine_config import EngineConfig
-from lmi_core.user_cache import repack_directory
 from lmi_core.version import __version__
 from lmi_core.weights.checkpoint import weight_files
 from lmi_core.weights.content_digest import ContentDigests, Interrupted

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from lmi_core import ops
 from lmi_core.errors import ModelError
+from lmi_core.files import read_json_object
 from lmi_core.models.head_tensors import check_heads, num_weights, read_floats
 from lmi_core.models.spec import DecoderSpec
 from lmi_core.ops import Handle
 from lmi_core.ops.operands import LinearWeight
-from lmi_core.regular_file import read_json_object
 from lmi_core.weights.formats import FloatArray
 from lmi_core.weights.safetensors_file import TensorInfo, read_header
 

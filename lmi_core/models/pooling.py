@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lmi_core.errors import ModelError, UserError
-from lmi_core.regular_file import read_bytes
+from lmi_core.files import read_bytes
 from lmi_core.weights.hf_config import CLASSIFIER, HfConfig, UnsupportedSettingError
 
 PooledRows = Literal["last", "first", "all"]

@@ -11,8 +11,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from lmi_core.errors import ModelError
+from lmi_core.files import read_json_object
 from lmi_core.models.pooling import PooledRows, PoolingSpec
-from lmi_core.regular_file import read_json_object
 from lmi_core.weights.checkpoint import read_checkpoint
 from lmi_core.weights.float_tensors import read_array, to_float32
 from lmi_core.weights.formats import FloatArray

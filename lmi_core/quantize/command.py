@@ -16,6 +16,7 @@ import numpy as np
 
 from lmi_core.calibration.layer_runs import LayerRuns
 from lmi_core.errors import UserError
+from lmi_core.files import read_json_object
 from lmi_core.local_model import open_local_model
 from lmi_core.models.expert_tensors import expert_mlps, expert_shapes, router_modules
 from lmi_core.models.found_model import FoundModel, find_model
@@ -28,7 +29,6 @@ from lmi_core.quantize.gguf.mixes import MIXES
 from lmi_core.quantize.quantizer import Quantizer
 from lmi_core.quantize.stored import Output, Shards, Stored
 from lmi_core.quantize.usual_matrices import with_usual_matrices
-from lmi_core.regular_file import read_json_object
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.text.calibration_text import read_text, sequences_of
 from lmi_core.text.tokenizer import Tokenizer

@@ -10,7 +10,7 @@ import jinja2
 import jinja2.ext
 
 from lmi_core.errors import ModelError, UserError
-from lmi_core.regular_file import read_json, read_text
+from lmi_core.files import read_json, read_text
 from lmi_core.text.metered_template import CostlyTemplateError, MeteredEnvironment
 from lmi_core.text.template_files import (
     configured_templates,

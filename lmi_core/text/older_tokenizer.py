@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lmi_core.errors import ModelError
-from lmi_core.regular_file import read_bytes
+from lmi_core.files import read_bytes
 from lmi_core.text.gguf_tokenizer import PRE_TOKENIZERS, byte_level, tokenizer_files
 from lmi_core.text.sentencepiece_file import read_sentencepiece
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from lmi_core.errors import ModelError
-from lmi_core.regular_file import read_bytes
+from lmi_core.files import read_bytes
 
 _PIECES, _TRAINER, _NORMALIZER = 1, 2, 3
 _PIECE, _SCORE, _TYPE = 1, 2, 3

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lmi_core.errors import ModelError
-from lmi_core.regular_file import read_text
+from lmi_core.files import read_text
 
 _TOKEN_NAMES = (
     "bos_token",

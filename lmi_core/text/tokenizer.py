@@ -17,7 +17,7 @@ import numpy.typing as npt
 import tokenizers
 
 from lmi_core.errors import ModelError, UserError
-from lmi_core.regular_file import check_readable, read_json
+from lmi_core.files import check_readable, read_json
 from lmi_core.sandbox.pool import Limits, shared_pool
 from lmi_core.text.added_tokens import AddedTokens
 from lmi_core.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from lmi_core.errors import ModelError
-from lmi_core.regular_file import read_json_object
+from lmi_core.files import read_json_object
 from lmi_core.weights.content_digest import FileState
 from lmi_core.weights.gguf.names import PATTERN as GGUF_PATTERN
 from lmi_core.weights.hf_config import read_hf_config, read_quantization

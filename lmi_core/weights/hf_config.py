@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lmi_core.errors import ModelError, UserError
-from lmi_core.regular_file import read_json, read_json_object
+from lmi_core.files import read_json, read_json_object
 
 _MAX_INTEGER = 2**31 - 1
 """What the native code counts with."""

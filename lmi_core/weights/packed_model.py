@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from lmi_core import _native
-from lmi_core.user_cache import repack_directory
+from lmi_core.files import repack_directory
 from lmi_core.weights.content_digest import FileState, Interrupted
 from lmi_core.weights.packed_file import MatrixLayout, PackedFile
 from lmi_core.weights.quantized.methods import fp4_format, is_in_fp8

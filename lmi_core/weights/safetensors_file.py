@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from lmi_core.errors import ModelError
-from lmi_core.regular_file import open_regular
+from lmi_core.files import open_regular
 
 MAX_HEADER_BYTES = 100_000_000
 _LFS_POINTER = b"version "

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from lmi_core.errors import ModelError
-from lmi_core.regular_file import open_regular
+from lmi_core.files import open_regular
 from lmi_core.weights.safetensors_file import DTYPE_BITS, TensorInfo, check_is_no_pointer
 
 _MAGIC, _PROTOCOL = 0x1950A86A20F9469CFC6C, 1001

@@ -10,8 +10,7 @@ import pytest
 
 REPOSITORY = Path(__file__).parents[2]
 ROOT = REPOSITORY / "lmi_core"
-BELOW_ALL = {"errors", "progress", "regular_file", "units"}
-BELOW_ALL |= {"user_cache", "version", "_native"}
+BELOW_ALL = {"errors", "files", "progress", "units", "version", "_native"}
 FROM_THE_GROUND = (
     {"sandbox", "settings"},
     {"text", "structured", "tools"},

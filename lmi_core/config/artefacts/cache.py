@@ -13,7 +13,7 @@ from lmi_core.config.paths import is_dir
 from lmi_core.config.problem import Problems
 from lmi_core.config.targets.server_config import ServerConfig
 from lmi_core.errors import ModelError
-from lmi_core.user_cache import user_cache
+from lmi_core.files import user_cache
 from lmi_core.weights.gguf.directory import model_directory, named_file
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lmi_core.errors import ModelError
-from lmi_core.regular_file import open_regular
+from lmi_core.files import open_regular
 
 _MAX_BYTES = 1 << 20
 _ADAPTER_FUNCTIONS = ("register_adapter", "unregister_adapter", "update_adapter")

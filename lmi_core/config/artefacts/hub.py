@@ -14,7 +14,7 @@ from pathlib import Path
 from lmi_core.config.artefacts.local import Check, check_model
 from lmi_core.config.paths import is_dir, is_file
 from lmi_core.errors import MissingExtraError, ModelError
-from lmi_core.user_cache import user_cache
+from lmi_core.files import user_cache
 
 PATTERNS = (
     "*.json",

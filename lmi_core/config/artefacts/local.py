@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lmi_core.config.paths import is_file
 from lmi_core.errors import ModelError
-from lmi_core.regular_file import check_readable, read_json_object
+from lmi_core.files import check_readable, read_json_object
 from lmi_core.weights.checkpoint import read_checkpoint
 from lmi_core.weights.hf_config import check_directory
 

@@ -10,7 +10,7 @@ from lmi_core.config.artefacts.model_source import ModelSource, locate
 from lmi_core.config.paths import is_file
 from lmi_core.config.problem import Problems
 from lmi_core.errors import ModelError
-from lmi_core.regular_file import read_json_object
+from lmi_core.files import read_json_object
 
 _BASE = "base_model_name_or_path"
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from lmi_core.config.paths import is_file
 from lmi_core.config.problem import Problems
 from lmi_core.config.sources.origin import Rank, Setting
-from lmi_core.regular_file import open_regular
+from lmi_core.files import open_regular
 
 MAX_FILE_BYTES = 1 << 20
 

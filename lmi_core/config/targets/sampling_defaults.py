@@ -10,7 +10,7 @@ from pathlib import Path
 from lmi_core.config.model_config import ModelConfig
 from lmi_core.config.table import BY_KEY
 from lmi_core.errors import ModelError, UserError
-from lmi_core.regular_file import read_json_object
+from lmi_core.files import read_json_object
 
 KEY = "option.generation_config"
 OVERRIDE = "option.override_generation_config"

@@ -14,7 +14,7 @@ import numpy as np
 import tokenizers
 
 from lmi_core.errors import UserError
-from lmi_core.regular_file import read_text
+from lmi_core.files import read_text
 from lmi_core.text.calibration_text import DEFAULT_TEXT
 from lmi_core.text.gguf_tokenizer import PRE_TOKENIZERS, byte_level, tokenizer_files
 from lmi_core.text.template_files import configured_templates, template_files

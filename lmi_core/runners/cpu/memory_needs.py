@@ -12,6 +12,7 @@ from pathlib import Path
 
 from lmi_core import _native
 from lmi_core.errors import InsufficientMemoryError
+from lmi_core.files import repack_directory
 from lmi_core.models.eagle_head import EagleHead
 from lmi_core.models.found_model import FoundModel
 from lmi_core.models.spec import DecoderSpec
@@ -21,7 +22,6 @@ from lmi_core.runners.draft_steps import draft_rows
 from lmi_core.runners.step_memory import KvCacheSize, StepSizes, size_kv_cache
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.units import megabytes
-from lmi_core.user_cache import repack_directory
 from lmi_core.weights.hf_config import QuantizationSettings
 from lmi_core.weights.mxfp4 import MXFP4_ENDINGS
 from lmi_core.weights.quantized.methods import (

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import tokenizers
 
 from lmi_core.errors import ModelError
-from lmi_core.regular_file import read_json
+from lmi_core.files import read_json
 from lmi_core.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ def load_causal_model(config: TransformersConfig) -> CausalModel:
     except ImportError:
         raise MissingExtraError("serving a model with Transformers", "transformers") from None
     from lmi_core.adapters.text_models import check_bitsandbytes
-    from lmi_core.regular_file import read_json_object
+    from lmi_core.files import read_json_object
     from lmi_core.runners.device.device_runner import find_device
 
     has_encoder = read_json_object(config.model / "config.json").get("is_encoder_decoder") is True

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmi_core.errors import ModelError
-from lmi_core.user_cache import user_cache
+from lmi_core.files import user_cache
 from lmi_core.weights.gguf.names import PATTERN, is_later_part
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def _has_weights_of_its_own(directory: Path) -> bool:
     """Whether its config.json goes with what is there, and isn't just beside a GGUF file."""
     if any(directory.glob("*.bin")):
         return True
-    from lmi_core.regular_file import read_json_object
+    from lmi_core.files import read_json_object
 
     return "gguf" in read_json_object(directory / "config.json")
 

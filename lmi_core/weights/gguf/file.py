@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from lmi_core import _native
 from lmi_core.errors import ModelError
-from lmi_core.regular_file import check_regular
+from lmi_core.files import check_regular
 from lmi_core.weights.gguf.names import PATTERN, SPLIT_NAME, is_later_part
 from lmi_core.weights.gguf.types import OTHER_TYPES, TYPES
 from lmi_core.weights.safetensors_file import TensorInfo

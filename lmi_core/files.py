@@ -1,12 +1,14 @@
-"""Files that describe a model: opened only where they are regular ones, so that reading them ends,
-and read as bytes, text or JSON, or refused by name."""
+"""A user's files: those that describe a model, opened only where they are regular ones, so that
+reading them ends, and read as bytes, text or JSON, or refused by name; and where caches are."""
 
 from __future__ import annotations
 
 import errno
 import io
 import json
+import os
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -79,3 +81,24 @@ def read_json_object(path: Path) -> dict[str, Any]:
 def read_json(path: Path) -> dict[str, Any]:
     """As ``read_json_object``; empty if there is no such file."""
     return read_json_object(path) if path.exists() else {}
+
+
+def user_cache(environ: Mapping[str, str]) -> Path:
+    """``XDG_CACHE_HOME``, or ``~/.cache``; for a user without a home, as containers may have, a
+    path at which nothing can be made, which is dealt with as a home that can't be written to."""
+    if base := environ.get("XDG_CACHE_HOME"):
+        return Path(base).expanduser()
+    try:
+        return Path.home() / ".cache"
+    except RuntimeError:
+        return Path("/dev/null")
+
+
+def repack_directory(setting: str) -> Path | None:
+    """Of packed weights: the directory that ``repack_cache_dir`` names; None: they aren't kept."""
+    if setting == "none":
+        return None
+    if setting != "auto":
+        return Path(setting).expanduser()
+    directory = user_cache(os.environ) / "lmi" / "packed"
+    return directory if directory.is_absolute() else None
