@@ -11,7 +11,7 @@
 # make test-arm    the same for aarch64 under qemu (apt install g++-aarch64-linux-gnu qemu-user)
 # make bench       kernels, engine and front end beside the machine's roofs (a quiet machine, 15 minutes)
 # make fuzz        random configurations for FUZZ_SECONDS (600), at least FUZZ_CASES (200000);
-#                  then FUZZ_REQUESTS (100000) mutated requests to every route, GGUF files,
+#                  then FUZZ_REQUESTS (100000) mutated requests to every route, FUZZ_GGUF (10000) files,
 #                  and FUZZ_FILES (10000) checkpoints of each format
 # make bench-peers-quick  install other engines (once, about 20 minutes each at most), then compare
 #                  the 160M shape with them in under 30 minutes; run again, it goes on
@@ -54,6 +54,7 @@ FUZZ_SECONDS ?= 600
 FUZZ_CASES ?= 200000
 FUZZ_REQUESTS ?= 100000
 FUZZ_FILES ?= 10000
+FUZZ_GGUF ?= 10000
 
 .PHONY: run test test-arm test-triton test-races build-races test-browser text-generation-client bench bench-peers-quick fuzz lint test-asan test-tsan \
 	cuda cuda-library cuda-all cuda-wheel cuda-resources cuda-latency cuda-loops wheels build clean check-tools
@@ -135,7 +136,7 @@ bench: $(VENV)/.installed-test
 fuzz: build
 	$(BIN)/python -m tests.config.fuzz --seconds $(FUZZ_SECONDS) --at-least $(FUZZ_CASES)
 	$(BIN)/python -m tests.server.fuzz --requests $(FUZZ_REQUESTS)
-	$(BIN)/python -m tests.weights.gguf_fuzz --files 10000
+	$(BIN)/python -m tests.weights.gguf_fuzz --files $(FUZZ_GGUF)
 	$(BIN)/python -m tests.weights.checkpoint_fuzz --files $(FUZZ_FILES)
 
 bench-peers-quick: $(VENV)/.installed
@@ -149,7 +150,6 @@ cuda-library: $(VENV)/.installed-build
 
 cuda: cuda-library $(VENV)/.installed-test
 	$(BIN)/python tests/machine_code/resources.py check build/cuda
-	$(BIN)/python tests/machine_code/waits.py build/cuda
 
 cuda-resources: cuda-library $(VENV)/.installed-test
 	$(BIN)/python tests/machine_code/resources.py write build/cuda

@@ -106,6 +106,7 @@ def find_disassembler() -> str:
     raise FileNotFoundError("no cuobjdump: it comes with the CUDA toolkit and with Triton's wheel")
 
 
+@functools.cache
 def read_kernels(path: Path) -> dict[str, list[Instruction]]:
     command = [find_disassembler(), "-sass", str(path)]
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -3,11 +3,11 @@
 
 ``resources.py compile COMMAND`` runs a compiler command and keeps what ptxas says beside the
 object; ``resources.py check BUILD_DIR`` fails where a kernel takes more than resources.txt allows
-it, or is not in it; ``resources.py write BUILD_DIR`` makes a new one; ``resources.py report
-BUILD_DIR [PATTERN]`` prints the kernels with that in their names, and fails where any is worse than
-the bars of latency.py; ``resources.py spills BUILD_DIR`` fails where a kernel spills much more on
-any of the architectures that were built than resources.txt allows on sm_90a. All but the first and
-the last need cuobjdump, as loops.py does.
+it, is not in it, or touches memory before it waits (waits.py); ``resources.py write BUILD_DIR``
+makes a new one; ``resources.py report BUILD_DIR [PATTERN]`` prints the kernels with that in their
+names, and fails where any is worse than the bars of latency.py; ``resources.py spills BUILD_DIR``
+fails where a kernel spills much more on any of the architectures that were built than resources.txt
+allows on sm_90a. All but the first and the last need cuobjdump, as loops.py does.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+import waits
 from latency import Latency, faults_of, read_latencies
 from loops import readable_names
 
@@ -174,7 +175,7 @@ def main() -> int:
         case ["compile", *command]:
             return compile_object(command)
         case ["check", build_dir]:
-            return check(Path(build_dir))
+            return check(Path(build_dir)) | waits.check(Path(build_dir))
         case ["spills", build_dir]:
             return check_spills(Path(build_dir))
         case ["write", build_dir]:

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Whether CUDA kernels wait for earlier ones before they touch memory, by their machine code.
 
-``waits.py BUILD_DIR`` fails where one doesn't. The emulator sees that the sources do; this, that
-the compiler moved nothing before the wait. Bringing memory into the cache is no access. For sm_90
-and newer; needs cuobjdump, as loops.py does.
+``waits.py BUILD_DIR`` fails where one doesn't, as resources.py's ``check`` does. The emulator sees
+that the sources do; this, that the compiler moved nothing before the wait. Bringing memory into the
+cache is no access. For sm_90 and newer; needs cuobjdump, as loops.py does.
 """
 
 from __future__ import annotations
@@ -34,12 +34,9 @@ def fault_of(kernel: Sequence[Instruction]) -> str:
     return f"touches memory before it waits: {early[0]}" if early else ""
 
 
-def main() -> int:
-    if len(sys.argv) != 2:
-        print(__doc__, file=sys.stderr)
-        return 2
+def check(build_dir: Path) -> int:
     num_kernels, num_faults = 0, 0
-    for path in sorted(Path(sys.argv[1]).rglob("*.cu.o")):
+    for path in sorted(build_dir.rglob("*.cu.o")):
         for name, kernel in sorted(read_kernels(path).items()):
             num_kernels += 1
             if fault := fault_of(kernel):
@@ -47,6 +44,13 @@ def main() -> int:
                 print(f"{name} {fault}", file=sys.stderr)
     print(f"{num_kernels - num_faults} of {num_kernels} kernels wait before they touch memory")
     return int(num_faults > 0 or num_kernels == 0)
+
+
+def main() -> int:
+    if len(sys.argv) != 2:
+        print(__doc__, file=sys.stderr)
+        return 2
+    return check(Path(sys.argv[1]))
 
 
 if __name__ == "__main__":
