@@ -115,10 +115,11 @@ test-asan: $(VENV)/.installed-build
 	cmake --build build/asan --target lmi_tests
 	build/asan/lmi_tests
 
+# Without what one thread does alone, at length.
 test-tsan: $(VENV)/.installed-build
 	$(CMAKE) -B build/tsan -DLMI_SANITIZE=thread
 	cmake --build build/tsan --target lmi_tests
-	$(NO_ASLR) build/tsan/lmi_tests
+	$(NO_ASLR) build/tsan/lmi_tests -amx_ -random_history -a_row_the_same_bits -of_all_levels
 
 test-arm: $(VENV)/.installed-test
 	tests/arm/tests.sh
