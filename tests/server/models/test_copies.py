@@ -141,7 +141,7 @@ def test_copies_by_load(monkeypatch: pytest.MonkeyPatch) -> None:
         models = registry_of(*settings, "max_rolling_batch_size=1")
         async with models, serving_models(models) as served:
             copies = served.models.sole.loaded.backend
-            streams = [asyncio.create_task(served.post(long)) for _ in range(40)]
+            streams = [asyncio.create_task(served.post(long)) for _ in range(24)]
             await eventually(lambda: len(copies.copies) == 2, 30)
             answers = await asyncio.gather(*streams)
             assert len({answer.body for answer in answers}) == 1
