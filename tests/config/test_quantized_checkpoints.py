@@ -21,6 +21,7 @@ PACKED = {
     "config_groups": {"group_0": {"weights": {"num_bits": 4, "group_size": 128}}},
 }
 BNB = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+MODELOPT = {"quant_method": "modelopt", "quant_algo": "FP8"}
 FP8 = {"quant_method": "compressed-tensors", "format": "float-quantized"}
 
 
@@ -80,6 +81,7 @@ def test_exl2_is_served(tmp_path, resolved):
         ("compressed-tensors", PACKED, "honoured", "quantize=compressed-tensors; the checkpoint"),
         ("compressed-tensors", FP8, "honoured", "quantize=compressed-tensors; the checkpoint"),
         ("awq", GPTQ, "refused", "the checkpoint is quantised by gptq: write that, or leave it"),
+        ("awq", MODELOPT, "refused", "the checkpoint is quantised by modelopt: leave it out"),
         ("awq_marlin", GPTQ, "refused", "the checkpoint is quantised by gptq: write that, or"),
         ("awq", None, "refused", "the checkpoint isn't quantised: leave it out, or write int8 or"),
         ("int8", AWQ, "refused", "the checkpoint is quantised by awq already: leave it out"),

@@ -37,6 +37,8 @@ MODELOPT = "modelopt"
 """NVIDIA's Model Optimizer: fp8 and NVFP4."""
 METHODS = (*INTEGER_METHODS, MARLIN, BITSANDBYTES, *FP8_METHODS, MODELOPT, MXFP4, GGUF)
 """Of checkpoints that can be read."""
+_UNWRITTEN = (MODELOPT, MXFP4, GGUF)
+"""Those that are no values of ``option.quantize``."""
 
 _FP8_FORMATS = ("float-quantized", "naive-quantized")
 """Those of compressed-tensors."""
@@ -159,7 +161,8 @@ def objection(asked: str, settings: QuantizationSettings | None) -> str | None:
                 "the checkpoint isn't quantised: leave it out, or write int8 or int4 to quantise "
                 "at load"
             )
-        return f"the checkpoint is quantised by {method[:40]}: write that, or leave it out"
+        remedy = "leave it out" if method in _UNWRITTEN else "write that, or leave it out"
+        return f"the checkpoint is quantised by {method[:40]}: {remedy}"
     if settings is None or method == MXFP4 or is_in_fp8(settings) or fp4_format(settings):
         return None
     if method == BITSANDBYTES and asked.startswith(BITSANDBYTES):
