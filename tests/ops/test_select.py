@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from lmi_core.errors import UserError
+from lmi_core.errors import ModelError, UserError
 from lmi_core.ops.kernels import select
 
 
@@ -233,3 +233,15 @@ def test_load() -> None:
 def test_what_no_invariant_kernel_has_runs_row_by_row(caplog: pytest.LogCaptureFixture) -> None:
     assert set(select.by_row("latent attention").values()) == {"by row"}
     assert "no invariant kernel has latent attention" in caplog.text
+
+
+def test_a_model_with_an_op_that_devices_lack_is_refused_by_name() -> None:
+    np, ops, eager = (
+        pytest.importorskip(name) for name in ("numpy", "lmi_core.ops", "lmi_core.ops.device.eager")
+    )
+    graph = ops.Graph("bf16")
+    x = ops.embed(graph, np.zeros((4, 8), np.float32))
+    graph.add("nothing", x, {"x": x})
+    kernels = select.load(select.select("cpu", "torch"))
+    with pytest.raises(ModelError, match="no op nothing"):
+        eager.EagerGraph(graph, kernels, torch_device("cpu"))

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lmi_core.errors import ModelError
 from lmi_core.ops.device.adapter_table import AdapterTable
 from lmi_core.ops.device.device_step import DeviceStep
 from lmi_core.ops.device.expert_rows import ExpertTable
@@ -106,8 +107,10 @@ class EagerGraph(KeptNodes):
             name: constants.put(value) if isinstance(value, np.ndarray) else value
             for name, value in node.attributes.items()
         }
-        compute: Compute = getattr(self, f"_{node.op}")(node.result, **node.operands, **attributes)
-        return compute
+        lower = getattr(self, f"_{node.op}", None)
+        if lower is None:
+            raise ModelError(f"torch devices have no op {node.op}, which the model needs")
+        return cast(Compute, lower(node.result, **node.operands, **attributes))
 
     def _embed(self, y: Handle, *, table: Tensor, scale: float) -> Compute:
         def compute(replay: Replay) -> Tensor:
