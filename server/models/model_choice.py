@@ -76,7 +76,7 @@ class ModelChoice:
             return default
         if dialect_name == "tgi" and request.method == "GET" and (any_model := self._any()):
             return any_model  # /info and the like, which have no place for a name
-        if dialect_name in ("openai", "anthropic"):
+        if dialect_name != "lmi":
             raise UserError(f"model is missing; {self._served()}", field="model")
         raise HttpError(400, "BadRequestException", "Parameter model_name is required.")
 
@@ -128,7 +128,7 @@ class ModelChoice:
         return next((model for model in self._models if model.loaded is not None), None)
 
     def _unknown(self, name: str, version: str | None, dialect_name: str) -> Exception:
-        if dialect_name in ("openai", "anthropic"):
+        if dialect_name != "lmi":
             return ModelNotFound(name, self._served())
         full_name = name if version is None else f"{name}:{version}"
         return HttpError(

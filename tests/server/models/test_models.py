@@ -126,6 +126,26 @@ def test_lmi_errors_of_the_choice(path: str, status: int, kind: str, message: st
     asyncio.run(run())
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({}, "model is missing; "),
+        ({"model": "x"}, "The model 'x' does not exist; "),
+    ],
+)
+def test_tgi_errors_of_the_choice(fields: dict[str, str], message: str) -> None:
+    async def run() -> None:
+        async with serving_models(registry()) as served:
+            answer = await served.post({"inputs": "a", **fields}, "/generate")
+            assert answer.status == 422
+            body = json.loads(answer.body)
+            assert body["error_type"] == "validation"
+            assert message in body["error"]
+            assert "'a', 'b', 'c' are served here" in body["error"]
+
+    asyncio.run(run())
+
+
 def test_openai_bodies_name_their_model() -> None:
     async def run() -> None:
         async with serving_models(registry()) as served:
