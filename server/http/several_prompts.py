@@ -76,9 +76,9 @@ async def collect_all(
 async def _check_prompts(backend: Generates, requests: list[GenerationRequest]) -> None:
     """Raise UserError for the first of many prompts that is refused before others are computed:
     tokenizing all of them twice costs little of what computing them does."""
-    if not isinstance(backend, Tokenizes):
-        return
     info = backend.info
+    if info.head is None or not isinstance(backend, Tokenizes):
+        return  # A model that generates refuses them all, without computing any.
     for index, request in enumerate(requests):
         await take_turns(index)
         with _naming(index):

@@ -19,6 +19,7 @@ from lmi_core.engine.engine import Engine
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_server.dialects.unknown_fields import IGNORED_HEADER
 from lmi_server.http.metrics import Metrics
+from tests.checkpoints import cached_checkpoint
 from tests.pooled_checkpoints import decoder
 from tests.server.harness import Served, eventually, serving_backend
 
@@ -29,9 +30,11 @@ RERANKER = ("qwen3", "AutoModelForSequenceClassification")
 
 
 @asynccontextmanager
-async def serving(name: str, kind: str, **settings: Any) -> AsyncIterator[Served]:
+async def serving(name: str, kind: str | None = None, **settings: Any) -> AsyncIterator[Served]:
+    """``kind``: of a model that is pooled; None: one that generates."""
     settings = {"num_threads": 1, "kv_cache_bytes": 16 << 20, **settings}
-    config = EngineConfig(model=Path(decoder(name, kind)), **settings)
+    model = cached_checkpoint(name) if kind is None else decoder(name, kind)
+    config = EngineConfig(model=Path(model), **settings)
     metrics = Metrics()
     async with (
         Engine(config, observer=metrics.observer("model")) as engine,
@@ -201,18 +204,36 @@ def test_many_inputs_leave_room_for_others() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("padding", [[], [0] * 40_000], ids=["small", "decoded in a child"])
 @pytest.mark.parametrize(
     ("model", "route"), [(EMBEDDER, "/v1/embeddings"), (RERANKER, "/v1/rerank")]
 )
 def test_a_chat_without_a_template_is_sent_to_what_the_model_has(
-    model: tuple[str, str], route: str
+    model: tuple[str, str], route: str, padding: list[int]
 ) -> None:
     async def run() -> None:
         async with serving(*model) as served:
-            body = {"messages": [{"role": "user", "content": "a fox"}]}
+            body = {"messages": [{"role": "user", "content": "a fox"}], "padding": padding}
             status, answer = await asked(served, "/v1/chat/completions", body)
             assert status == 400
             assert f"use {route} instead" in answer["error"]["message"]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("num_inputs", [1, 100])
+def test_a_model_that_generates_says_so_of_any_number_of_inputs(num_inputs: int) -> None:
+    async def run() -> None:
+        async with serving("qwen3") as served:
+            texts = ["a fox"] * num_inputs
+            for path, field, status in (
+                ("/v1/embeddings", {"input": texts}, 400),
+                ("/v1/rerank", {"query": "a", "documents": texts}, 400),
+                ("/embed", {"inputs": texts}, 424),
+                ("/rerank", {"query": "a", "texts": texts}, 424),
+            ):
+                answer = await served.post(field, path)
+                assert (answer.status, b"generates text" in answer.body) == (status, True), path
 
     asyncio.run(run())
 
