@@ -68,6 +68,7 @@ class DiskBlocks:
         self._file_bytes = block_file_bytes(self._block_bytes)
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
+        self._closing = threading.Lock()
         self._names: OrderedDict[str, int] = OrderedDict()
         """Bytes of the blocks that are there, the least recently used first; those that other
         models had at the start by their place beside this one's."""
@@ -140,16 +141,17 @@ class DiskBlocks:
                 self._spare.append(content)
 
     def close(self) -> None:
-        """Write what waits, and let another process be the writer."""
-        if self._writer is not None:
-            self._writer.close(_CLOSE_S)
-            self._settle()
-            self._writer = None
-        if (maker := self._maker) is not None:
-            maker.join()
-        if self._lock_file is not None:
-            os.close(self._lock_file)
-            self._lock_file = None
+        """Write what waits, and let another process be the writer. Idempotent, in any thread."""
+        with self._closing:
+            if self._writer is not None:
+                self._writer.close(_CLOSE_S)
+                self._settle()
+                self._writer = None
+            if (maker := self._maker) is not None:
+                maker.join()
+            if self._lock_file is not None:
+                os.close(self._lock_file)
+                self._lock_file = None
 
     def _take_lock(self) -> int | None:
         """None: another process writes, or nothing can be written."""

@@ -92,6 +92,19 @@ def test_a_prefix_that_memory_lost_comes_back(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+def test_two_may_stop_an_engine_at_once(tmp_path: Path) -> None:
+    async def run() -> None:
+        engine = Engine(config_of(tmp_path))
+        await engine.start()
+        await ask(engine)
+        await asyncio.gather(*(engine.stop() for _ in range(4)))
+        assert len(blocks_in(tmp_path)) == NUM_HASHED
+
+    for _ in range(3):
+        asyncio.run(run())
+    assert start(config_of(tmp_path))[0] == CACHED
+
+
 @pytest.mark.parametrize(
     "other",
     [
