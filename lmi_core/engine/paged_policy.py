@@ -247,7 +247,7 @@ class PagedPolicy:
             if self._num_light_rows:
                 return 0
             # With its keys and logits a decoding row costs two of a prompt's.
-            most, num_decoding = most * 5 // 9, 2 * num_decoding
+            most, num_decoding = max(1, most * 5 // 9), 2 * num_decoding
         num_spent = min(num_decoding, most // 2) + plan.num_prompt_tokens + self._num_heavy_rows
         return max(0, min(left, most - num_spent))
 

@@ -271,3 +271,14 @@ def test_who_waits_leaves_those_that_run_a_block_each_to_grow_into() -> None:
     assert late.state is SequenceState.WAITING
     history.drain()
     assert history.scheduler.num_preemptions == 0
+
+
+def test_a_heavy_tenant_runs_where_who_is_light_waits_behind_its_own() -> None:
+    history = History(max_num_seqs=6, num_saturating_tokens=1)
+    params = SamplingParams(max_new_tokens=9)
+    history.arrive([1], SamplingParams(max_new_tokens=9, n=5), tenant="heavy")
+    history.step()
+    history.step()
+    history.arrive([2], params, tenant="heavy", priority=1)
+    history.arrive([3], params, tenant="light", priority=2)
+    history.drain()
