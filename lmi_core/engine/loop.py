@@ -165,6 +165,7 @@ class StepLoop:
                 self._lead = next_lead(self._lead, is_late=is_late)
             if following is not None and committed is None:
                 await following.done  # it read what the failed step should have written
+                following.give_up_masks()
                 self._scheduler.drop(following)
                 following = None
             submitted = following
@@ -237,6 +238,7 @@ class StepLoop:
                 mask.settle(None, None)
             return error
         self._in_flight.append(plan)
+        plan.masks = masks
         if masks or plan.held:
             self._masks.fill(masks, held=[each.mask for each in plan.held])
         return None
@@ -323,6 +325,7 @@ class StepLoop:
     def _fail(self, plan: Plan, cause: str, *, is_final: bool = False) -> None:
         """A failed step publishes nothing and takes only its own requests with it; ``is_final``: no
         later one can succeed."""
+        plan.give_up_masks()
         self._totals.num_failed_steps += 1
         self._num_failures_in_a_row += 1
         if is_final or self._num_failures_in_a_row >= MAX_FAILURES_IN_A_ROW:

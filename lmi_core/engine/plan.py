@@ -96,6 +96,8 @@ class Plan:
     known."""
     held: Items[HeldMask] = ()
     """Masks that follow these."""
+    masks: Items[MissingMask] = ()
+    """The others that it waits for."""
     submitted_s: float = 0.0
     done: asyncio.Future[None] = field(init=False, repr=False)
     """The worker is done with it."""
@@ -114,6 +116,12 @@ class Plan:
         if sequence.copy is not None:
             self.copies.append(sequence.copy)
             sequence.copy = None
+
+    def give_up_masks(self) -> None:
+        """Of a step that is over: one that failed may not have waited for them, and its buffer is
+        the next one's."""
+        for mask in (*self.masks, *(each.mask for each in self.held)):
+            mask.settle(None, None)
 
     @property
     def chain_s(self) -> float:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +17,8 @@ from lmi_core.engine.outputs import FinishReason
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.errors import EngineError, UserError
+from lmi_core.structured.grammar import Grammar
+from lmi_core.structured.mask_threads import MissingMask
 from tests.engine.fake_runner import FakeRunner
 from tests.engine.harness import (
     assert_nothing_leaked,
@@ -54,6 +58,38 @@ def test_a_failed_step_takes_only_its_own_requests(overlap: bool) -> None:
             await assert_nothing_leaked(engine)
 
     run(main())
+
+
+@pytest.mark.parametrize("runs_ahead", [False, True])
+def test_a_step_that_failed_before_its_masks_were_there(
+    runs_ahead: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They come when its buffer is another's, whose masks they must not touch."""
+    pytest.importorskip("llguidance")
+    compute, num_masks = MissingMask.compute, itertools.count()
+
+    def slow(mask: MissingMask) -> Any:
+        if next(num_masks) == 0:
+            time.sleep(0.5)
+        return compute(mask)
+
+    monkeypatch.setattr(MissingMask, "compute", slow)
+    params = replace(PARAMS, grammar=Grammar.regex("[a-c]{20}"))
+
+    async def main() -> None:
+        runner = FakeRunner(runs_ahead=runs_ahead)
+        runner.fail_step = lambda number: "broken" if number == 0 else ""
+        async with make_engine(runner) as engine:
+            with pytest.raises(EngineError, match="broken"):
+                await collect(engine, request("0", params))
+            for _ in range(len(runner.steps) - 1):
+                await collect(engine, request("1", replace(PARAMS, max_new_tokens=1)))
+            events = await collect(engine, request("2", params))
+            assert set(text(events)) <= set("abc")
+            assert len(token_ids(events)) == 20
+            await assert_nothing_leaked(engine)
+
+    run(main(), 30)
 
 
 def test_a_failed_step_publishes_nothing() -> None:
