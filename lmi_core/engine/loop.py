@@ -165,7 +165,7 @@ class StepLoop:
                 self._lead = next_lead(self._lead, is_late=is_late)
             if following is not None and committed is None:
                 await following.done  # it read what the failed step should have written
-                following.give_up_masks()
+                self._give_up_masks(following)
                 self._scheduler.drop(following)
                 following = None
             submitted = following
@@ -325,7 +325,7 @@ class StepLoop:
     def _fail(self, plan: Plan, cause: str, *, is_final: bool = False) -> None:
         """A failed step publishes nothing and takes only its own requests with it; ``is_final``: no
         later one can succeed."""
-        plan.give_up_masks()
+        self._give_up_masks(plan)
         self._totals.num_failed_steps += 1
         self._num_failures_in_a_row += 1
         if is_final or self._num_failures_in_a_row >= MAX_FAILURES_IN_A_ROW:
@@ -333,6 +333,11 @@ class StepLoop:
         for request in self._scheduler.fail(plan):
             self._delivery.fail(request, EngineError(f"the step that served the request: {cause}"))
         self._scheduler.check_integrity()
+
+    def _give_up_masks(self, plan: Plan) -> None:
+        """Of a step that is over: one that failed may not have waited for them, and its buffer is
+        the next one's."""
+        self._masks.give_up([*plan.masks, *(each.mask for each in plan.held)])
 
     def _fail_expired(self, requests: list[ActiveRequest], now_s: float) -> None:
         for request in requests:

@@ -117,12 +117,6 @@ class Plan:
             self.copies.append(sequence.copy)
             sequence.copy = None
 
-    def give_up_masks(self) -> None:
-        """Of a step that is over: one that failed may not have waited for them, and its buffer is
-        the next one's."""
-        for mask in (*self.masks, *(each.mask for each in self.held)):
-            mask.settle(None, None)
-
     @property
     def chain_s(self) -> float:
         """Seconds that the worker spent on the chain, once it is done."""

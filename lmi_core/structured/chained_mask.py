@@ -71,8 +71,10 @@ class ChainedMask(MissingMask):
             self._num_given = step_id + 1
             return True
 
-    def settle(self, filled: Mask | None, error: Exception | None) -> bool:
-        if not super().settle(filled, error):
+    def settle(
+        self, filled: Mask | None, error: Exception | None, *, ends_thread: bool = False
+    ) -> bool:
+        if not super().settle(filled, error, ends_thread=ends_thread):
             return False
         for step_id in range(self._num_given, len(self._masks) - 1):
             self._rows.give(step_id, None)

@@ -6,7 +6,7 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from queue import SimpleQueue
 
@@ -36,6 +36,7 @@ class MissingMask:
         "_matcher",
         "_ready",
         "clock",
+        "ends_thread",
         "is_settled",
         "started_s",
     )
@@ -57,7 +58,7 @@ class MissingMask:
         self._ready = ready
         self._drafts = drafts
         self._lock = threading.Lock()
-        self.is_settled = False
+        self.is_settled = self.ends_thread = False
         self.started_s = 0.0
         self.clock: int | None = None
         """That of the thread which fills it, once one does; it began at ``started_s``."""
@@ -91,12 +92,15 @@ class MissingMask:
         if num_accepted:
             matcher.rollback(num_accepted)
 
-    def settle(self, filled: Mask | None, error: Exception | None) -> bool:
-        """Whether this was the first outcome, which is the one that counts."""
+    def settle(
+        self, filled: Mask | None, error: Exception | None, *, ends_thread: bool = False
+    ) -> bool:
+        """Whether this was the first outcome, which is the one that counts. ``ends_thread``: that
+        which fills it isn't needed any more when it has."""
         with self._lock:
             if self.is_settled:
                 return False
-            self.is_settled = True
+            self.is_settled, self.ends_thread = True, ends_thread
             for i, mask in enumerate(self._masks):
                 mask[:] = 0 if filled is None else filled[i]
             self._ready(error)
@@ -151,6 +155,16 @@ class MaskThreads:
         if missing and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(_CHECK_S, self._check)
 
+    def give_up(self, masks: Iterable[MissingMask], error: Exception | None = None) -> None:
+        """Settle what nobody waits for any longer; another thread takes the place of one that is at
+        it."""
+        for one in masks:
+            has_thread = one.clock is not None and not one.needs_thread
+            if one.settle(None, error, ends_thread=has_thread) and has_thread:
+                self._num_threads -= 1
+                with suppress(RuntimeError):
+                    self._start_thread()
+
     def close(self) -> None:
         """Let the threads end, and steps in flight, whose results are dropped. Idempotent."""
         for one in (*self._missing, *self._held):
@@ -170,10 +184,7 @@ class MaskThreads:
                     f"{MAX_MASK_S:g} s of processor time",
                     field="grammar",
                 )
-                if one.settle(None, error) and not one.needs_thread:
-                    self._num_threads -= 1
-                    with suppress(RuntimeError):
-                        self._start_thread()
+                self.give_up([one], error)
         self._missing = [one for one in self._missing if not one.is_settled]
         self._timer = None
         if self._missing:
@@ -185,11 +196,13 @@ class MaskThreads:
 
     def _work(self) -> None:
         while (one := self._queue.get()) is not None:
-            if not self._fill(one):
-                return  # another thread has taken this one's place
+            if not one.is_settled:
+                self._fill(one)
+            if one.ends_thread:
+                return
 
     @staticmethod
-    def _fill(one: MissingMask) -> bool:
+    def _fill(one: MissingMask) -> None:
         one.started_s = time.thread_time()
         one.clock = time.pthread_getcpuclockid(threading.get_ident())
-        return one.settle(*one.compute())
+        one.settle(*one.compute())
