@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _open_streams()
     try:
         if name := os.environ.get("LMI_INSTRUCTION_SET"):
-            from lmi_core.runners.cpu.sizes import check_instruction_set
+            from lmi_core.runners.cpu.cpu_model import check_instruction_set
 
             check_instruction_set(name, f"LMI_INSTRUCTION_SET={name}")
         code = _run(sys.argv[1:] if argv is None else list(argv))

@@ -213,8 +213,8 @@ def _check_native(
     from lmi_core.adapters.adapter import check_adapter_fits
     from lmi_core.models.draft_model import FIELD as DRAFT_FIELD
     from lmi_core.models.found_model import find_model
+    from lmi_core.runners.cpu.cpu_model import find_cpu_model
     from lmi_core.runners.cpu.memory_needs import check_copies, check_memory
-    from lmi_core.runners.cpu.sizes import find_cpu_model
     from lmi_core.text.tokenizer import Tokenizer
 
     draft = None if model.draft is None else _whole(model.draft.source, server, environ)

@@ -132,8 +132,8 @@ class Child:
             self._send_stats()
 
     def _pack(self, settings: CopySettings) -> FoundModel:
+        from lmi_core.runners.cpu.cpu_model import find_cpu_model
         from lmi_core.runners.cpu.cpu_runner import keep_packed
-        from lmi_core.runners.cpu.sizes import find_cpu_model
 
         found = find_cpu_model(settings.config)
         check_memory(found, settings.claimed_bytes)

@@ -16,6 +16,7 @@ from lmi_core.runners.cpu.core_groups import (
     own_groups,
     weight_nodes,
 )
+from lmi_core.runners.cpu.cpu_model import find_cpu_model
 from lmi_core.runners.cpu.memory_needs import (
     HOST_MEMORY,
     check_copies,
@@ -23,7 +24,6 @@ from lmi_core.runners.cpu.memory_needs import (
     shares_weights,
 )
 from lmi_core.runners.cpu.rank_hosts import host_cpus
-from lmi_core.runners.cpu.sizes import find_cpu_model
 from lmi_core.runners.runner import RunnerInfo
 from lmi_core.settings.engine_config import EngineConfig
 

@@ -13,7 +13,7 @@ import pytest
 from lmi_core import doctor
 from lmi_core.config.targets.host import Host
 from lmi_core.errors import UserError
-from lmi_core.runners.cpu.sizes import check_instruction_set
+from lmi_core.runners.cpu.cpu_model import check_instruction_set
 
 
 def test_examine() -> None:

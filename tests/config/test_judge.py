@@ -359,7 +359,7 @@ def test_what_cannot_be_read_is_named(model, monkeypatch):
     def refuse(*arguments):
         raise PermissionError(13, "Permission denied", "model.safetensors")
 
-    monkeypatch.setattr("lmi_core.runners.cpu.sizes.find_cpu_model", refuse)
+    monkeypatch.setattr("lmi_core.runners.cpu.cpu_model.find_cpu_model", refuse)
     code, text = explain(str(model))
     assert code == 2
     assert "model.safetensors: can't be read: Permission denied" in text

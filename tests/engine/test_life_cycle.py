@@ -20,7 +20,7 @@ from lmi_core.engine.outputs import FinishReason
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.engine.stats import LifeState
 from lmi_core.errors import EngineError, ModelError, UserError
-from lmi_core.runners.cpu.sizes import check_sizes
+from lmi_core.runners.cpu.cpu_model import check_sizes
 from lmi_core.settings.engine_config import EngineConfig
 from tests.engine.fake_runner import FakeRunner
 from tests.engine.harness import (

@@ -16,9 +16,9 @@ from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.engine.stats import EngineTotals
 from lmi_core.errors import ModelError
 from lmi_core.runners import draft_steps
+from lmi_core.runners.cpu.cpu_model import find_cpu_model
 from lmi_core.runners.cpu.draft_runner import CpuDraftRunner
 from lmi_core.runners.cpu.memory_needs import estimate
-from lmi_core.runners.cpu.sizes import find_cpu_model
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.settings.speculation_config import SpeculationConfig
 from tests.checkpoints import cached_checkpoint, make_checkpoint

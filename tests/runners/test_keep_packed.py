@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 
 from lmi_core.demo import MODEL_DIR
-from lmi_core.runners.cpu import cpu_runner, recorded_model
-from lmi_core.runners.cpu.sizes import find_cpu_model
+from lmi_core.runners.cpu import cpu_runner
+from lmi_core.runners.cpu.cpu_model import find_cpu_model
 from lmi_core.settings.engine_config import EngineConfig
+from lmi_core.weights import repack_cache
 
 
 def test_packed_weights_are_made_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(recorded_model, "MIN_CHECKPOINT_BYTES", 0)
+    monkeypatch.setattr(repack_cache, "MIN_CHECKPOINT_BYTES", 0)
     config = EngineConfig(model=MODEL_DIR, repack_cache_dir=str(tmp_path))
     cpu_runner.keep_packed(find_cpu_model(config))
     [packed] = tmp_path.glob("*.packed")

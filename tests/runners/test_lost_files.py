@@ -14,9 +14,9 @@ from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.errors import EngineError, ModelError
 from lmi_core.models.loader import load_model
 from lmi_core.models.tensor_reader import TensorReader
-from lmi_core.runners.cpu import recorded_model
 from lmi_core.runners.cpu.cpu_runner import load_cpu_runner
 from lmi_core.settings.engine_config import EngineConfig
+from lmi_core.weights import repack_cache
 from tests.checkpoints import cached_checkpoint
 
 PARAMS = SamplingParams(max_new_tokens=8, ignore_eos=True, temperature=0)
@@ -44,7 +44,7 @@ async def generate(engine: Engine) -> list[int | None]:
 def test_the_model_fails_and_others_go_on(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str
 ) -> None:
-    monkeypatch.setattr(recorded_model, "MIN_CHECKPOINT_BYTES", 0)
+    monkeypatch.setattr(repack_cache, "MIN_CHECKPOINT_BYTES", 0)
     cache = tmp_path / "cache"
 
     if lost == "checkpoint":

@@ -17,9 +17,9 @@ from lmi_core.doctor import examine
 from lmi_core.errors import InsufficientMemoryError, ModelError
 from lmi_core.models.found_model import find_model
 from lmi_core.runners.cpu import memory_needs
+from lmi_core.runners.cpu.cpu_model import check_heads, find_cpu_model
 from lmi_core.runners.cpu.cpu_runner import load_cpu_runner
 from lmi_core.runners.cpu.memory_needs import check_memory, estimate, memory_errors
-from lmi_core.runners.cpu.sizes import check_heads, find_cpu_model
 from lmi_core.settings.engine_config import EngineConfig
 from tests.checkpoints import cached_checkpoint
 

@@ -12,9 +12,9 @@ import pytest
 from lmi_core import _native
 from lmi_core.errors import ModelError
 from lmi_core.models import tensor_reader
-from lmi_core.runners.cpu import recorded_model
 from lmi_core.runners.cpu.cpu_runner import load_cpu_runner
 from lmi_core.settings.engine_config import EngineConfig
+from lmi_core.weights import repack_cache
 from tests.checkpoints import cached_checkpoint
 
 torch = pytest.importorskip("torch")
@@ -92,7 +92,7 @@ def test_torch_devices_refuse_it_too(tmp_path: Path) -> None:
 def test_what_was_packed_before_is_not_looked_at_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recorded_model, "MIN_CHECKPOINT_BYTES", 0)
+    monkeypatch.setattr(repack_cache, "MIN_CHECKPOINT_BYTES", 0)
     seen: list[str] = []
     monkeypatch.setattr(tensor_reader, "check_finite", lambda tensor, _: seen.append(tensor.name))
     path = shutil.copytree(cached_checkpoint("llama2"), tmp_path / "m")

@@ -20,8 +20,8 @@ from lmi_core._native import LinearWeight, MappedFile, kernels
 from lmi_core.engine.engine import Engine
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.errors import EngineError
-from lmi_core.runners.cpu import recorded_model
 from lmi_core.settings.engine_config import EngineConfig
+from lmi_core.weights import repack_cache
 from lmi_core.weights.packed_model import PackedModel
 from tests.checkpoints import cached_checkpoint
 from tests.kernels.bf16 import to_bf16
@@ -108,7 +108,7 @@ def test_what_is_not_finite_is_known_at_once(tmp_path: Path) -> None:
 
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(recorded_model, "MIN_CHECKPOINT_BYTES", 0)
+    monkeypatch.setattr(repack_cache, "MIN_CHECKPOINT_BYTES", 0)
     directory = tmp_path / "model"
     shutil.copytree(cached_checkpoint("llama2", dtype="bfloat16"), directory)
     return directory

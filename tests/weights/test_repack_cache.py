@@ -17,10 +17,9 @@ from lmi_core.config.resolve import resolve
 from lmi_core.config.targets.host import Host
 from lmi_core.engine.engine import Engine
 from lmi_core.engine.sampling_params import SamplingParams
-from lmi_core.runners.cpu import recorded_model
 from lmi_core.runners.cpu.cpu_runner import load_cpu_runner
 from lmi_core.settings.engine_config import EngineConfig
-from lmi_core.weights import packed_model
+from lmi_core.weights import packed_model, repack_cache
 from lmi_core.weights.content_digest import ContentDigests, FileState
 from lmi_core.weights.hf_config import QuantizationSettings
 from lmi_core.weights.repack_cache import RepackCache
@@ -32,7 +31,7 @@ PARAMS = SamplingParams(max_new_tokens=8, ignore_eos=True, logprobs=0)
 
 @pytest.fixture(autouse=True)
 def _small_checkpoints_count(monkeypatch):
-    monkeypatch.setattr(recorded_model, "MIN_CHECKPOINT_BYTES", 0)
+    monkeypatch.setattr(repack_cache, "MIN_CHECKPOINT_BYTES", 0)
 
 
 @pytest.fixture
@@ -216,7 +215,7 @@ def test_stale_partial_files_are_swept(model, cache):
 
 
 def _start_in_process(config):
-    recorded_model.MIN_CHECKPOINT_BYTES = 0
+    repack_cache.MIN_CHECKPOINT_BYTES = 0
     start(config)
 
 

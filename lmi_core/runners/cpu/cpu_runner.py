@@ -17,6 +17,13 @@ from lmi_core import _native
 from lmi_core.models.eagle_head import EagleHead
 from lmi_core.models.medusa_heads import MedusaHeads
 from lmi_core.runners.cpu.core_groups import bound_to, num_own_cores, num_rank_threads, own_groups
+from lmi_core.runners.cpu.cpu_model import (
+    RecordedModel,
+    cache_dtype,
+    find_cpu_model,
+    open_weights,
+    smoothing_of,
+)
 from lmi_core.runners.cpu.draft_chains import DraftChains
 from lmi_core.runners.cpu.draft_runner import CpuDraftRunner
 from lmi_core.runners.cpu.eagle_runner import EagleRunner, eagle_states
@@ -25,8 +32,6 @@ from lmi_core.runners.cpu.memory_needs import HOST_MEMORY, check_memory, memory_
 from lmi_core.runners.cpu.rank_hosts import host_cpus
 from lmi_core.runners.cpu.ranked_adapters import RankedAdapters, lora_store
 from lmi_core.runners.cpu.ranked_blocks import RankedBlocks
-from lmi_core.runners.cpu.recorded_model import RecordedModel, open_weights, smoothing_of
-from lmi_core.runners.cpu.sizes import cache_dtype, find_cpu_model
 from lmi_core.runners.runner import RunnerInfo
 from lmi_core.runners.step_memory import KvCacheSize, StepMemory, StepSizes
 from lmi_core.settings.engine_config import EngineConfig

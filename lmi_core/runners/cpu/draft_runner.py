@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lmi_core import _native
+from lmi_core.runners.cpu.cpu_model import make_cache
 from lmi_core.runners.cpu.draft_chains import DraftChains
-from lmi_core.runners.cpu.sizes import make_cache
 from lmi_core.runners.draft_steps import draft_rows, most_drafts
 from lmi_core.runners.step_memory import StepMemory, StepSizes
 

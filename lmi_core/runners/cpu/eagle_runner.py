@@ -11,8 +11,8 @@ from lmi_core.models.eagle_decoder import EagleDecoder, kept_states, pack_eagle
 from lmi_core.models.eagle_head import EagleHead
 from lmi_core.ops.cpu import NativeWeights
 from lmi_core.runners.cpu.core_groups import num_rank_threads
+from lmi_core.runners.cpu.cpu_model import make_cache
 from lmi_core.runners.cpu.draft_chains import DraftChains
-from lmi_core.runners.cpu.sizes import make_cache
 from lmi_core.runners.draft_steps import draft_rows, most_drafts
 from lmi_core.runners.step_memory import StepMemory, StepSizes
 

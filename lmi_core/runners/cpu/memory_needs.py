@@ -17,7 +17,7 @@ from lmi_core.models.eagle_head import EagleHead
 from lmi_core.models.found_model import FoundModel
 from lmi_core.models.spec import DecoderSpec
 from lmi_core.runners.cpu.core_groups import num_weight_nodes
-from lmi_core.runners.cpu.sizes import block_bytes
+from lmi_core.runners.cpu.cpu_model import block_bytes
 from lmi_core.runners.draft_steps import draft_rows
 from lmi_core.runners.step_memory import KvCacheSize, StepSizes, size_kv_cache
 from lmi_core.settings.engine_config import EngineConfig

@@ -17,7 +17,7 @@ from lmi_core.sandbox import message
 if TYPE_CHECKING:
     from lmi_core import _native
     from lmi_core.adapters.store import LoraStore, PackedLora
-    from lmi_core.runners.cpu.recorded_model import RecordedModel
+    from lmi_core.runners.cpu.cpu_model import RecordedModel
 
 log = logging.getLogger(__name__)
 

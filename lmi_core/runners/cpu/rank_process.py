@@ -16,10 +16,10 @@ from lmi_core import _native
 from lmi_core.adapters.store import LoraStore
 from lmi_core.models.smoothing import Smoothing
 from lmi_core.runners.cpu.core_groups import num_rank_threads
+from lmi_core.runners.cpu.cpu_model import RecordedModel, open_group, open_weights
 from lmi_core.runners.cpu.rank_orders import RankOrders
 from lmi_core.runners.cpu.ranked_adapters import lora_store
 from lmi_core.runners.cpu.ranks import MAX_MESSAGE_BYTES
-from lmi_core.runners.cpu.recorded_model import RecordedModel, open_group, open_weights
 from lmi_core.sandbox import message
 from lmi_core.settings.engine_config import EngineConfig
 

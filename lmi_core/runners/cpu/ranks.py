@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmi_core.errors import EngineError
+from lmi_core.runners.cpu.cpu_model import open_group
 from lmi_core.runners.cpu.rank_hosts import HOST_GONE, HostedProcess
-from lmi_core.runners.cpu.recorded_model import open_group
 from lmi_core.sandbox import message
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ import torch
 from lmi_core import _native
 from lmi_core.errors import EngineError, UserError
 from lmi_core.runners.cpu.core_groups import num_rank_threads
+from lmi_core.runners.cpu.cpu_model import open_group
 from lmi_core.runners.cpu.ranks import RankProcess
-from lmi_core.runners.cpu.recorded_model import open_group
 from lmi_core.runners.device.rank_group import TorchGroup
 
 if TYPE_CHECKING:
