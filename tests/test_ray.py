@@ -53,6 +53,7 @@ def test_a_replicas_server_answers_as_it_comes() -> None:
         assert not names & {b"connection", b"transfer-encoding", b"content-length"}
         missing = await server.ask("GET", b"/nothing?x=1", [], b"")
         assert missing.status == 404
+        assert b"/nothing" in b"".join([piece async for piece in missing.pieces])
         # Who goes away early leaves nothing running.
         long = json.dumps({**BODY, "parameters": {"max_new_tokens": 400}, "stream": True})
         answer = await server.ask("POST", b"/invocations", headers, long.encode())

@@ -132,12 +132,16 @@ async def is_ready(url: HttpUrl, api: Api) -> bool:
         reader, writer = await asyncio.open_connection(
             url.host, url.port, ssl=True if url.is_https else None
         )
+    except OSError:
+        return False
+    try:
         writer.write(head("GET", url, api.ready_path))
         status = await reader.readuntil(b"\r\n")
-        writer.close()
         return status.split()[1] == b"200"
     except (OSError, asyncio.IncompleteReadError):
         return False
+    finally:
+        writer.close()
 
 
 def head(method: str, url: HttpUrl, path: str, num_bytes: int = 0) -> bytes:
