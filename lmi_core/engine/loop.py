@@ -234,8 +234,7 @@ class StepLoop:
             submit(step)
         except Exception as error:
             _log.exception("a step couldn't be submitted")
-            for mask in masks:  # the chain may have been submitted, and waits for them
-                mask.settle(None, None)
+            self._masks.give_up(masks)  # the chain may have been submitted, and waits for them
             return error
         self._in_flight.append(plan)
         plan.masks = masks
