@@ -26,7 +26,7 @@ def lmi_error(error: Exception, options: ServerOptions) -> Reply:
 
 
 def _reply(error: Exception, options: ServerOptions) -> Reply:
-    release = options.lmi.release or Release.V0_29
+    release = options.lmi.form
     match error:
         case HttpError(status=413):
             return Reply(status=413, body=b"", close=True)

@@ -67,7 +67,7 @@ PIPELINE_TOKENS, PIPELINE_STREAM_TOKENS = 20, 50
 def parse_invocation(model: DecodingModel, call: Call) -> ParsedCall:
     """Raises UserError naming the field when the call can't be served as written."""
     options = model.options.lmi
-    release = options.release or Release.V0_29
+    release = options.form
     body = _decode(call)
     if body.messages is not None:
         return parse_chat(model, call, body)
@@ -167,7 +167,7 @@ def _answer(
         prompt_tokens=parameters.decoder_input_details or parameters.prompt_logprobs is not None,
         top_tokens=bool(parameters.top_n_tokens or parameters.logprobs),
         tgi_names=tgi_compat,
-        release=options.release or Release.V0_29,
+        release=options.form,
     )
 
 

@@ -51,3 +51,8 @@ class LmiOptions:
                     "leave one of them out",
                     field="option.lmi_compat",
                 )
+
+    @property
+    def form(self) -> Release:
+        """The release whose bodies and answers are this protocol's."""
+        return self.release or Release.V0_29
