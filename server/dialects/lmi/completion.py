@@ -8,14 +8,13 @@ from __future__ import annotations
 from functools import partial
 
 from lmi_core.errors import UserError
-from lmi_server.dialects.base import Call, ParsedCall, Renderer
+from lmi_server.dialects.base import Call, ParsedCall
 from lmi_server.dialects.lmi.adapters import adapter_of_call
 from lmi_server.dialects.lmi.output import error_body
 from lmi_server.dialects.lmi.schema import LmiBody
 from lmi_server.dialects.openai.completion_output import (
-    CompletionRenderer,
-    CompletionStreamRenderer,
     Echo,
+    completion_renderer,
 )
 from lmi_server.dialects.openai.completion_schema import (
     completion_requests,
@@ -55,11 +54,9 @@ def parse_completion(model: DecodingModel, call: Call, given: LmiBody) -> Parsed
             message = "echo of token ids is for /v1/completions; send the prompt as text here"
             raise UserError(message, field="echo")
         echo = Echo(prompts=texts, without_output=body.scores_only)
-    renderer: Renderer
-    if body.stream:
-        renderer = CompletionStreamRenderer(answer, echo)
-    else:
-        renderer = CompletionRenderer(answer, echo, num_candidates=body.num_candidates)
+    renderer = completion_renderer(
+        answer, echo, streams=bool(body.stream), num_candidates=body.num_candidates
+    )
     unknown = unknown_fields(call.body, (*body.__struct_fields__, "adapters"), WITHIN)
     requests = completion_requests(call.request_id, body, whole, params, adapter)
     renderer.headers = report_unknown(call.request_id, unknown, "fields")

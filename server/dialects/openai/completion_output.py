@@ -322,3 +322,12 @@ class CompletionStreamRenderer(Renderer):
         elif self._answer.usage:
             chunk["usage"] = usage
         return chunk
+
+
+def completion_renderer(
+    answer: Answer, echo: Echo | None, *, streams: bool, num_candidates: int
+) -> Renderer:
+    """``num_candidates``: as ``CompletionRenderer`` has it."""
+    if streams:
+        return CompletionStreamRenderer(answer, echo)
+    return CompletionRenderer(answer, echo, num_candidates=num_candidates)

@@ -30,9 +30,8 @@ from lmi_server.dialects.openai.chat_schema import (
     tools_of,
 )
 from lmi_server.dialects.openai.completion_output import (
-    CompletionRenderer,
-    CompletionStreamRenderer,
     Echo,
+    completion_renderer,
 )
 from lmi_server.dialects.openai.completion_schema import (
     completion_requests,
@@ -66,11 +65,9 @@ def parse_completion(model: DecodingModel, call: Call) -> ParsedCall:
     if body.echo:
         texts = tuple(p if isinstance(p, str) else model.decode(p) for p in prompts)
         echo = Echo(prompts=texts, without_output=body.scores_only)
-    renderer: Renderer
-    if body.stream:
-        renderer = CompletionStreamRenderer(answer, echo)
-    else:
-        renderer = CompletionRenderer(answer, echo, num_candidates=body.num_candidates)
+    renderer = completion_renderer(
+        answer, echo, streams=bool(body.stream), num_candidates=body.num_candidates
+    )
     whole = with_suffix(prompts, body.suffix, partial(infill_of, model))
     requests = completion_requests(call.request_id, body, whole, params, adapter)
     return _parsed(call, body, requests, renderer)
