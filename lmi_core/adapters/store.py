@@ -10,7 +10,7 @@ import numpy as np
 from lmi_core.adapters.adapter import Adapter, AdapterPart, read_adapter
 from lmi_core.models.loader import LoadedModel
 from lmi_core.models.lora_linears import OwnLinear, linear_shapes, own_linears
-from lmi_core.models.slices import Slicing
+from lmi_core.models.slices import WHOLE, Slicing
 from lmi_core.models.spec import DecoderSpec
 from lmi_core.models.weights import WeightBackend
 from lmi_core.ops.operands import LinearWeight, LoraTable
@@ -74,7 +74,7 @@ class LoraStore:
 def _own_slices(adapter: Adapter, spec: DecoderSpec, slicing: Slicing) -> Adapter:
     """What one rank of the model of ``spec`` has of an adapter, by its own linears: B's rows where
     outputs are cut, A's columns where inputs are, so that the ranks' sums have what it adds."""
-    if slicing.is_whole:
+    if slicing == WHOLE:
         return adapter
     own: Adapter = [[] for _ in linear_shapes(spec, slicing)]
     for linear in own_linears(spec, slicing):

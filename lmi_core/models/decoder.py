@@ -296,7 +296,7 @@ class Decoder:
 
     def _norm_heads(self, qkv: Handle, layer: LayerWeights) -> Handle:
         spec = self.spec.attention
-        if spec.qk_norm == "row" and not self.slicing.is_whole:
+        if spec.qk_norm == "row" and self.slicing != WHOLE:
             return self._norm_all_heads(qkv, layer)
         first = 0
         for norm, num_heads in (

@@ -15,7 +15,7 @@ from lmi_core.models.expert_tensors import (
     expert_parts,
     gate_up_names,
 )
-from lmi_core.models.slices import Slicing
+from lmi_core.models.slices import WHOLE, Slicing
 from lmi_core.models.spec import DecoderSpec, ExpertSpec
 from lmi_core.models.tensor_reader import TensorReader
 from lmi_core.models.weights import Experts, LayerWeights, Linear
@@ -52,7 +52,7 @@ def load_experts(
     def down() -> Linear:
         split = partial(expert_parts, experts, num_parts=1, as_blocks=reader.packing.keeps_blocks)
         tensors = [prefix + name for name in down_names(experts)]
-        inputs = None if slicing.is_whole else slices
+        inputs = None if slicing == WHOLE else slices
         weight = reader.experts(tensors, split, gated=False, inputs=inputs)
         if not experts.bias:
             return Linear(weight)
@@ -86,7 +86,7 @@ def _load_shared(
         ),
         down=reader.linear(
             [prefix + names.shared_down],
-            inputs=None if slicing.is_whole else slicing.own(slicing.inner(inner)),
+            inputs=None if slicing == WHOLE else slicing.own(slicing.inner(inner)),
         ),
     )
 

@@ -53,11 +53,6 @@ class Slicing:
     """Neighbours that have the same head of keys and values."""
 
     @property
-    def is_whole(self) -> bool:
-        """Whether nothing is cut."""
-        return self.num_slices == 1
-
-    @property
     def num_own(self) -> int:
         """This rank's slices."""
         return self.num_slices // self.num_ranks
@@ -140,7 +135,7 @@ class Slicing:
         return np.concatenate([own + part * inner for part in range(num_parts)])
 
     def _inputs(self, linear: LayerLinear, source: LinearSource, num_heads: int) -> Bounds | None:
-        if self.is_whole or linear not in (LayerLinear.ATTENTION_OUTPUT, LayerLinear.DOWN):
+        if self == WHOLE or linear not in (LayerLinear.ATTENTION_OUTPUT, LayerLinear.DOWN):
             return None
         if linear == LayerLinear.DOWN:
             return self.own(self.inner(source.num_inputs))
