@@ -32,12 +32,21 @@ def decode_json(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
     try:
         check_depth(body)
         return decoder.decode(body)
-    except UnicodeDecodeError:
-        raise UserError(f"The body is not valid UTF-8: {not_utf8(body)}") from None
     except msgspec.ValidationError as error:
         raise _user_error(error, decoder.type, prefix="") from None
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise UserError(f"The body is not valid JSON: {malformed_reason(error, body)}") from None
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise malformed(error, body) from None
+
+
+def malformed(error: Exception, body: bytes) -> UserError:
+    """The error for a body that a decoder couldn't read."""
+    what = "UTF-8" if _is_not_utf8(error) else "JSON"
+    return UserError(f"The body is not valid {what}: {malformed_reason(error, body)}")
+
+
+def _is_not_utf8(error: Exception) -> bool:
+    """msgspec raises UnicodeDecodeError before version 0.23 and a DecodeError of its own since."""
+    return isinstance(error, UnicodeDecodeError) or str(error).startswith("Invalid UTF-8")
 
 
 def check_depth(body: bytes) -> None:
@@ -57,8 +66,8 @@ def check_depth(body: bytes) -> None:
 
 def malformed_reason(error: Exception, body: bytes) -> str:
     """Why a body isn't JSON that is taken, in one line."""
-    if isinstance(error, UnicodeDecodeError):
-        return not_utf8(body)
+    if _is_not_utf8(error):
+        return _not_utf8(body)
     if isinstance(error, RecursionError):
         return f"nested too deeply, at most {MAX_DEPTH} levels are allowed"
     lone = _LONE_SURROGATE.search(body)
@@ -79,11 +88,11 @@ def decode_text(body: bytes) -> str:
     """A body of plain text; UserError names the byte that isn't UTF-8."""
     try:
         return body.decode()
-    except UnicodeDecodeError:
-        raise UserError(f"The body is not valid UTF-8: {not_utf8(body)}") from None
+    except UnicodeDecodeError as error:
+        raise malformed(error, body) from None
 
 
-def not_utf8(body: bytes) -> str:
+def _not_utf8(body: bytes) -> str:
     """The decoder counts from the start of the string at fault; this counts from the body's."""
     try:
         body.decode()

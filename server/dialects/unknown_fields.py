@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 import msgspec
 from aiohttp import web
 
-from lmi_core.errors import UserError
 from lmi_server.dialects.base import HttpError
-from lmi_server.dialects.decode import decode_json, not_utf8
+from lmi_server.dialects.decode import decode_json, malformed
 
 log = logging.getLogger(__name__)
 
@@ -71,8 +70,8 @@ def unknown_fields(body: bytes, known: Collection[str], within: Shape | None = N
     for field in (within or {}).keys() & given.keys():
         try:
             value = msgspec.json.decode(given[field])
-        except UnicodeDecodeError:  # in a string that nobody reads
-            raise UserError(f"The body is not valid UTF-8: {not_utf8(body)}") from None
+        except (UnicodeDecodeError, msgspec.DecodeError) as error:  # in a string that nobody reads
+            raise malformed(error, body) from None
         names |= set(_unknown_within(f"{field}.", value, (within or {})[field]))
     return sorted(names)
 
