@@ -29,6 +29,8 @@ PORT ?= 8080
 PYTHON ?= python3
 # PyTorch is the tests' oracle, and nothing else needs it.
 TORCH ?= torch==2.13.0
+# Releases that the tests have met; what users install is whatever is newest.
+CONSTRAINTS ?= --constraint tests/constraints.txt
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -186,15 +188,15 @@ $(VENV)/.installed: $(SOURCES) | $(BIN)/python
 
 # The link is for mypy, which doesn't follow the import hooks of editable installs. Of 20,000 modules
 # some 4,000 are imported, which compiles them.
-$(VENV)/.installed-test: pyproject.toml $(VENV)/.installed-build
-	$(BIN)/python -m pip install --quiet --no-compile '$(TORCH)'
-	$(BIN)/python -m pip install --quiet --no-compile --no-build-isolation -e '.[test,lint]'
+$(VENV)/.installed-test: pyproject.toml tests/constraints.txt $(VENV)/.installed-build
+	$(BIN)/python -m pip install --quiet --no-compile $(CONSTRAINTS) '$(TORCH)'
+	$(BIN)/python -m pip install --quiet --no-compile --no-build-isolation $(CONSTRAINTS) -e '.[test,lint]'
 	ln -sfn $(CURDIR)/server "$$($(BIN)/python -c 'import sysconfig; \
 	  print(sysconfig.get_path("purelib"))')/lmi_server"
 	touch $@ $(VENV)/.installed
 
 $(VENV)/.installed-build: | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --no-compile 'setuptools>=77' 'pybind11>=2.12' 'cmake>=3.22' ninja
+	$(BIN)/python -m pip install --quiet --no-compile $(CONSTRAINTS) 'setuptools>=77' 'pybind11>=2.12' 'cmake>=3.22' ninja
 	touch $@
 
 # Python 3.11's environments bring setuptools, which nothing here uses, and a pip that takes three
