@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Protocol, runtime_checkable
 
 from lmi_core.engine.outputs import TokenEvent
 from lmi_core.engine.request import GenerationRequest
+
+_log = logging.getLogger(__name__)
 
 
 class EventStream:
@@ -17,11 +20,12 @@ class EventStream:
     The reader is notified once per step; one that is slow takes several steps' events at once.
     """
 
-    __slots__ = ("_error", "_events", "_is_finished", "abort", "notify", "prompt_ids")
+    __slots__ = ("_error", "_events", "_is_finished", "_notify", "abort", "prompt_ids")
 
     def __init__(self, notify: Callable[[], None]) -> None:
-        """``notify`` tells the reader that there is something to take; it may do so in vain."""
-        self.notify = notify
+        """``notify`` tells the reader that there is something to take; it may do so in vain. One
+        that raises isn't called again, and its request is ended."""
+        self._notify = notify
         self.abort: Callable[[EventStream], None] | None = None
         """Ends the request, once it is open."""
         self.prompt_ids: Sequence[int] = ()
@@ -39,6 +43,15 @@ class EventStream:
         if not self._is_finished:
             self._error = error
             self._is_finished = True
+
+    def notify(self) -> None:
+        """Tell the reader, whose mistakes don't end the engine's loop."""
+        try:
+            self._notify()
+        except Exception:
+            _log.exception("a reader's notify failed; its request is ended")
+            self._notify = _nothing
+            asyncio.get_running_loop().call_soon(self.close)
 
     def close(self) -> None:
         """The reader wants no more: ends the request, unless it has ended."""
@@ -62,6 +75,10 @@ class EventStream:
         return events, False
 
 
+def _nothing() -> None:
+    """What is done for a reader that can't be told."""
+
+
 @runtime_checkable
 class Subscribable(Protocol):
     """What takes requests and hands over their events without waking a task for them."""
@@ -75,12 +92,15 @@ class Subscribable(Protocol):
 
 
 async def batches(
-    source: Subscribable, request: GenerationRequest
+    source: Subscribable, request: GenerationRequest, *, says_taken: bool = False
 ) -> AsyncGenerator[list[TokenEvent], None]:
-    """A request's events in lists of all that are ready; closing the generator aborts it."""
+    """A request's events in lists of all that are ready; closing the generator aborts it.
+    ``says_taken``: an empty list comes first, once the request isn't refused any more."""
     ready = asyncio.Event()
     stream = await source.subscribe(request, ready.set)
     try:
+        if says_taken:
+            yield []
         is_finished = False
         while not is_finished:
             await ready.wait()

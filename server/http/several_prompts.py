@@ -9,6 +9,7 @@ from contextlib import aclosing, contextmanager
 from lmi_core.engine.intake import prompt_of
 from lmi_core.engine.outputs import TokenEvent
 from lmi_core.engine.request import GenerationRequest
+from lmi_core.engine.stream import Subscribable, batches
 from lmi_core.errors import LmiError, UserError
 from lmi_server.dialects.base import Renderer
 from lmi_server.http.metrics import RequestMeter
@@ -94,16 +95,28 @@ async def _check_prompts(backend: Generates, requests: list[GenerationRequest]) 
 async def merged(
     backend: Generates, requests: list[GenerationRequest]
 ) -> AsyncGenerator[NumberedEvents, None]:
-    """The events of several requests, all that are ready at once; the first failure ends all."""
+    """The events of several requests, all that are ready at once; the first failure ends all.
+    Nothing of the first prompts is shown while a later one may be refused, if the backend says when
+    it has taken one."""
     ready: NumberedEvents = []
     arrived = asyncio.Event()
+    subscribable = backend if isinstance(backend, Subscribable) else None
+    num_untaken = 0 if subscribable is None else len(requests)
 
     async def read(index: int, request: GenerationRequest) -> None:
+        nonlocal num_untaken
+        if subscribable is None:
+            source = backend.generate_batches(request)
+        else:
+            source = batches(subscribable, request, says_taken=True)
         try:
             with _naming(index):
-                async with aclosing(backend.generate_batches(request)) as batches:
-                    async for events in batches:
-                        ready.append((index, events))
+                async with aclosing(source):
+                    async for events in source:
+                        if events:
+                            ready.append((index, events))
+                        else:
+                            num_untaken -= 1
                         arrived.set()
         finally:
             arrived.set()
@@ -121,7 +134,7 @@ async def merged(
                 if task.done():
                     task.result()
             open_tasks = [task for task in open_tasks if not task.done()]
-            if ready:
+            if ready and not num_untaken:
                 batch, ready = ready, []
                 yield batch
     finally:

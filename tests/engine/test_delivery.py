@@ -91,7 +91,7 @@ def test_who_waits_is_told_though_no_other_step_ends() -> None:
 
     async def main() -> None:
         told = asyncio.Event()
-        readers.streams[-1].notify = told.set
+        readers.streams[-1] = EventStream(told.set)
         teller = new_delivery()
         teller.tell(readers.streams, at_once=False)
         readers.take()

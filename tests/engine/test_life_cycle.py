@@ -16,6 +16,7 @@ import pytest
 import lmi_core
 from lmi_core.cli import DEMO_MODEL
 from lmi_core.engine.engine import Engine
+from lmi_core.engine.make_request import make_request
 from lmi_core.engine.outputs import FinishReason
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.engine.stats import LifeState
@@ -71,6 +72,27 @@ def test_stopping_with_a_deadline_aborts_the_rest() -> None:
         events = await task
         assert events[-1].finish_reason is FinishReason.ABORT
         await assert_nothing_leaked(engine)
+
+    run(main())
+
+
+def test_a_reader_that_fails_ends_its_own_request_alone() -> None:
+    async def main() -> None:
+        async with make_engine(FakeRunner(step_s=0.002)) as engine:
+            calls = 0
+
+            def notify() -> None:
+                nonlocal calls
+                calls += 1
+                raise ValueError("a reader's mistake")
+
+            params = SamplingParams(max_new_tokens=20, ignore_eos=True)
+            other = asyncio.create_task(collect(engine, [1], params))
+            await engine.subscribe(make_request([1], params, {}, "failing"), notify)
+            assert len(token_ids(await other)) == 20
+            assert calls == 1
+            assert engine.healthy
+            await assert_nothing_leaked(engine)
 
     run(main())
 

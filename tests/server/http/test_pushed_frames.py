@@ -21,13 +21,14 @@ class Publisher:
     """Publishes what the test tells it to."""
 
     def __init__(self) -> None:
-        self.stream = EventStream(lambda: None)
+        self.tell: Callable[[], None] = lambda: None
+        self.stream = EventStream(lambda: self.tell())
         self.num_aborts = 0
 
     async def subscribe(
         self, request: GenerationRequest, notify: Callable[[], None]
     ) -> EventStream:
-        self.stream.notify = notify
+        self.tell = notify
         self.stream.abort = self._abort
         return self.stream
 

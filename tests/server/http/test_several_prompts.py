@@ -5,14 +5,22 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Sequence
+from typing import Any
 
 import pytest
 
+from lmi_core.demo import MODEL_DIR
+from lmi_core.engine.engine import Engine
 from lmi_core.engine.outputs import TokenEvent, TokenLogprob
+from lmi_core.text.tokenizer import Tokenizer
 from lmi_server.dialects.openai.completion_output import CompletionStreamRenderer
+from lmi_server.http.metrics import Metrics
 from lmi_server.http.portions import MOST, NumberedEvents, in_turns, portions
+from tests.engine.harness import assert_nothing_leaked
 from tests.server.fake_engine import FakeEngine
-from tests.server.harness import serving
+from tests.server.harness import serving, serving_backend
+
+TOO_LONG = "She is " * 2000
 
 
 @pytest.mark.parametrize("prompt", ["He is", ["He is", "She is"]])
@@ -41,6 +49,30 @@ def test_each_choice_shows_a_long_prompt_in_a_turn_of_its_own(
     assert max(fed) == 3
     asyncio.run(run(echo=True, logprobs=1))
     assert max(fed) == 1
+
+
+def test_a_refused_prompt_refuses_the_stream_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the first one has said until the last one is read."""
+    encode = Tokenizer.encode
+
+    async def slow(self: Tokenizer, text: str, **options: Any) -> Any:
+        await asyncio.sleep(0.1 if text == TOO_LONG else 0)
+        return await encode(self, text, **options)
+
+    monkeypatch.setattr(Tokenizer, "encode", slow)
+    body = {"prompt": ["He is", TOO_LONG], "max_tokens": 20, "stream": True}
+
+    async def run() -> None:
+        async with Engine(MODEL_DIR) as engine, serving_backend(engine, Metrics()) as served:
+            answer = await served.post(body, "/v1/completions")
+            assert answer.status == 400, answer.body
+            assert b"number 1, counted from 0" in answer.body
+            await assert_nothing_leaked(engine)
+            answer = await served.post({**body, "prompt": ["He is"] * 20}, "/v1/completions")
+            assert answer.status == 200
+            assert answer.body.endswith(b"data: [DONE]\n\n")
+
+    asyncio.run(run())
 
 
 def test_portions_cost_about_the_same() -> None:
