@@ -201,7 +201,8 @@ bool is_ignored(uintptr_t address) {
 
 void touch(const void* first, size_t num_bytes, Kind kind, const void* caller) {
   const auto address = reinterpret_cast<uintptr_t>(first);
-  if (!is_instrumented || is_ignored(address)) return;
+  // A copy of nothing has whatever source.
+  if (!is_instrumented || num_bytes == 0 || is_ignored(address)) return;
   const uint32_t site = site_of(caller);
   if (kind != Kind::kAtomic) {
     const auto memory = is_shared(address) ? traffic::Memory::kShared : traffic::Memory::kGlobal;

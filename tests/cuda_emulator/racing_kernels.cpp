@@ -65,6 +65,15 @@ void copied(Args args) {
   args.global[kThreads + own()] = shared()[other()];
 }
 
+// Its source lies where nobody may read.
+void copied_of_nothing(Args args) {
+  copy_async<4>(shared() + own(), shared() + kThreads + own(), false);
+  end_copy_group();
+  wait_for_copies<0>();
+  block_barrier();
+  args.global[own()] = shared()[other()];
+}
+
 // Each waits for its own copy only.
 void copied_unordered(Args args) {
   copy_async<4>(shared() + own(), args.global + own(), true);
@@ -154,6 +163,7 @@ LMI_RACE(warp_unordered, 1)
 LMI_RACE(overwritten, 1)
 LMI_RACE(in_variables, 1)
 LMI_RACE(copied, 1)
+LMI_RACE(copied_of_nothing, 1)
 LMI_RACE(copied_unordered, 1)
 LMI_RACE(copied_too_late, 1)
 LMI_RACE(beyond_the_end, 1)

@@ -24,7 +24,15 @@ def run(kernel: str) -> str:
 
 @pytest.mark.parametrize(
     "kernel",
-    ["block_ordered", "warp_ordered", "copied", "blocks_of_their_own", "sums", "last_block_sees"],
+    [
+        "block_ordered",
+        "warp_ordered",
+        "copied",
+        "copied_of_nothing",
+        "blocks_of_their_own",
+        "sums",
+        "last_block_sees",
+    ],
 )
 def test_ordered_threads(kernel: str) -> None:
     assert run(kernel) == ""
