@@ -197,6 +197,9 @@ class NotingEngine:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        # From Python 3.12 on, isinstance() of a protocol looks past __getattr__.
+        self.encode, self.decode, self.tokenizer = engine.encode, engine.decode, engine.tokenizer
+        self.info, self.max_model_len = engine.info, engine.max_model_len
         self.adapters = {"fr": Path("/fr"), "org/de": Path("/de")}
         self.noted: list[str] = []
 
