@@ -12,7 +12,8 @@
 #include "cuda_emulator/emulator.h"
 
 #define __global__
-#define __device__
+// Always inlined, as for a device: what a call returns is else stored unseen (races.h).
+#define __device__ __attribute__((always_inline))
 #define __host__
 #define __forceinline__ inline __attribute__((always_inline))
 // One block runs at a time, so its shared variables can be the program's.
@@ -70,7 +71,7 @@ uint8_t float8_bits(float value) {
 }
 
 template <typename T>
-T from_float(float value) {
+__forceinline__ T from_float(float value) {
   if constexpr (std::is_same_v<T, i8>) {
     const float nearest = std::nearbyint(std::fmin(std::fmax(value, -127.0f), 127.0f));
     return {static_cast<uint8_t>(static_cast<int8_t>(nearest))};
@@ -141,7 +142,7 @@ inline void warp_barrier() { emulator::warp_barrier(); }
 inline uint8_t* shared_memory() { return emulator::shared_memory(); }
 
 template <typename T>
-T shuffle(T value, int lane) {
+__forceinline__ T shuffle(T value, int lane) {
   constexpr int kWords = sizeof(T) / sizeof(uint32_t);
   uint32_t words[kWords];
   std::memcpy(words, &value, sizeof(T));
@@ -151,12 +152,12 @@ T shuffle(T value, int lane) {
 }
 
 template <typename T>
-T shuffle_xor(T value, int distance) {
+__forceinline__ T shuffle_xor(T value, int distance) {
   return shuffle(value, (static_cast<int>(threadIdx.x) % kWarpSize) ^ distance);
 }
 
 template <int kWidth, typename T>
-T shuffle_among(T value, int lane) {
+__forceinline__ T shuffle_among(T value, int lane) {
   const int own = static_cast<int>(threadIdx.x) % kWarpSize;
   return shuffle(value, own / kWidth * kWidth + lane);
 }

@@ -9,6 +9,9 @@
 // the later one has waited.
 // Shuffles and products order nothing, as PTX says. An asynchronous copy may write from its start
 // until its wait.
+// GCC tells of what an assignment loads and stores, not of a structure that a call takes, or that
+// is stored as its result: *y = from_float<bf16>(x). So in kernels none but device functions, which
+// the emulator always inlines, take or return structures.
 #pragma once
 
 #include <cstddef>

@@ -57,6 +57,33 @@ void in_variables(Args args) {
   args.global[own()] = values[other()];
 }
 
+struct Pair {
+  bf16 low, high;
+};
+
+__device__ Pair pair_of(int low, int high) {
+  return {from_float<bf16>(static_cast<float>(low)), from_float<bf16>(static_cast<float>(high))};
+}
+
+// What the device layer and a device function return: too large to be inlined for their size.
+void numbers(Args args) {
+  auto* const number = reinterpret_cast<bf16*>(shared() + own());
+  *number = from_float<bf16>(static_cast<float>(own()));
+  warp_barrier();
+  args.global[own()] = shared()[other()];
+}
+
+void structures(Args args) {
+  Pair* const pair = reinterpret_cast<Pair*>(shared()) + own();
+  if (own() < kWarpSize) {
+    *pair = pair_of(own(), 1);
+  } else {
+    *pair = pair_of(0, own());
+  }
+  warp_barrier();
+  args.global[own()] = shared()[other()];
+}
+
 void copied(Args args) {
   copy_async<4>(shared() + own(), args.global + own(), true);
   end_copy_group();
@@ -162,6 +189,8 @@ LMI_RACE(warp_ordered, 1)
 LMI_RACE(warp_unordered, 1)
 LMI_RACE(overwritten, 1)
 LMI_RACE(in_variables, 1)
+LMI_RACE(numbers, 1)
+LMI_RACE(structures, 1)
 LMI_RACE(copied, 1)
 LMI_RACE(copied_of_nothing, 1)
 LMI_RACE(copied_unordered, 1)

@@ -45,6 +45,8 @@ def test_ordered_threads(kernel: str) -> None:
         ("warp_unordered", {"write", "read"}, "shared"),
         ("overwritten", {"write", "read"}, "shared"),
         ("in_variables", {"write", "read"}, "shared"),
+        ("numbers", {"write", "read"}, "shared"),
+        ("structures", {"write", "read"}, "shared"),
         ("copied_unordered", {"write", "read"}, "shared"),
         ("copied_too_late", {"copy under way", "read"}, "shared"),
         ("beyond_the_end", {"access beyond it"}, "shared"),
