@@ -176,7 +176,7 @@ LMI_UNWATCHED T atomic_add(T* target, T value) {
   return before;
 }
 
-inline void publish_writes() {}
+inline void publish_writes() { emulator::publish_writes(); }
 inline int32_t arrive(int32_t* counter) {
   emulator::arrive(counter);
   return atomic_add(counter, 1);
@@ -201,7 +201,7 @@ inline void prefetch(const void*) {}
 
 inline void end_copy_group() { emulator::end_copy_group(); }
 template <int kNumPending>
-void wait_for_copies() {
+__forceinline__ void wait_for_copies() {
   emulator::wait_for_copies(kNumPending);
 }
 

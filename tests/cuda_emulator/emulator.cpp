@@ -262,6 +262,7 @@ void note_atomic(const void* target, size_t num_bytes) {
   races::add_atomically(target, num_bytes, __builtin_return_address(0));
 }
 
+void publish_writes() { races::publish_writes(); }
 void arrive(const void* counter) { races::arrive(counter); }
 void see_arrivals(const void* counter) { races::see_arrivals(counter); }
 

@@ -49,7 +49,9 @@ const uint32_t* exchange(const uint32_t* words, int count);
 // Said before an atomic operation.
 void note_atomic(const void* target, size_t num_bytes);
 
-// Orders what blocks wrote before they arrived at a counter before what one does that sees them.
+// Orders what blocks wrote and published before they arrived at a counter before what one does that
+// sees them.
+void publish_writes();
 void arrive(const void* counter);
 void see_arrivals(const void* counter);
 

@@ -74,6 +74,7 @@ struct Grid {
   uint32_t interval = 1;
   uint32_t first_interval = 1;                                 // of the grid
   uint32_t block_interval = 1;                                 // the block's first
+  uint32_t published_interval = 0;                             // the last in which a thread did
   std::vector<uint32_t> steps;                                 // by warp
   std::unordered_map<const void*, std::vector<Span>> arrived;  // at counters, in the grid
   std::vector<Span> seen;                                      // by the block
@@ -265,8 +266,11 @@ void add_atomically(const void* target, size_t num_bytes, const void* site) {
   touch(target, num_bytes, Kind::kAtomic, site);
 }
 
+void publish_writes() { grid.published_interval = grid.interval; }
+
 void arrive(const void* counter) {
-  grid.arrived[counter].push_back({grid.block_interval, grid.interval});
+  const uint32_t end = std::min(grid.published_interval + 1, grid.interval);
+  grid.arrived[counter].push_back({grid.block_interval, end});
 }
 
 void see_arrivals(const void* counter) {

@@ -36,8 +36,10 @@ void pass_warp_barrier(size_t warp);
 // The thread that runs adds to it; two that do don't race.
 void add_atomically(const void* target, size_t num_bytes, const void* site);
 
-// The thread's block comes to a counter with all that its threads did up to the last barrier; and
-// what blocks did that came there is ordered before what this one does from now on.
+// A thread's block comes to a counter with what its threads did before the last barrier but not
+// after one of them last published; and what blocks so brought there is ordered before what this
+// one does from now on.
+void publish_writes();
 void arrive(const void* counter);
 void see_arrivals(const void* counter);
 

@@ -128,12 +128,12 @@ void blocks_read_and_write(Args args) {
   if (blockIdx.x == 1) args.global[own()] = own();
 }
 
-// The last block to come reads what all wrote, having seen them or not.
-template <bool kSees>
+// The last block to come reads what all wrote, and have published, having seen them; or not.
+template <bool kPublish, bool kSees>
 void last_block_reads(Args args) {
   int32_t* const counter = args.global + 2 * kThreads - 1;
   if (own() < kWarpSize) args.global[static_cast<int>(blockIdx.x) * kWarpSize + own()] = 1;
-  publish_writes();
+  if (kPublish) publish_writes();
   block_barrier();
   if (threadIdx.x == 0) shared()[0] = arrive(counter);
   block_barrier();
@@ -142,8 +142,9 @@ void last_block_reads(Args args) {
   if (kSees) see_writes(counter);
   shared()[own()] = args.global[own()];
 }
-void last_block_sees(Args args) { last_block_reads<true>(args); }
-void last_block_guesses(Args args) { last_block_reads<false>(args); }
+void last_block_sees(Args args) { last_block_reads<true, true>(args); }
+void last_block_guesses(Args args) { last_block_reads<true, false>(args); }
+void last_block_of_silent(Args args) { last_block_reads<false, true>(args); }
 
 // Each thread a row of 32 words of shared memory, then of global memory a sector of its own.
 void columns(Args args) {
@@ -184,6 +185,7 @@ using namespace lmi::cuda;
 LMI_RACE(block_ordered, 1)
 LMI_RACE(last_block_sees, 2)
 LMI_RACE(last_block_guesses, 2)
+LMI_RACE(last_block_of_silent, 2)
 LMI_RACE(block_unordered, 1)
 LMI_RACE(warp_ordered, 1)
 LMI_RACE(warp_unordered, 1)

@@ -53,6 +53,7 @@ def test_ordered_threads(kernel: str) -> None:
         ("blocks_together", {"write"}, "global"),
         ("blocks_read_and_write", {"write", "read"}, "global"),
         ("last_block_guesses", {"write", "read"}, "global"),
+        ("last_block_of_silent", {"write", "read"}, "global"),
     ],
 )
 def test_unordered_threads(kernel: str, accesses: set[str], memory: str) -> None:
