@@ -207,36 +207,31 @@ __forceinline__ void wait_for_copies() {
 
 // ---- matrices
 
-// Where each lane's row starts.
-inline const uint16_t* row_of(const uint32_t* given, int matrix, int row) {
-  uint64_t address;
-  std::memcpy(&address, given + (matrix * 8 + row) * 2, sizeof(address));
-  return reinterpret_cast<const uint16_t*>(address);
+constexpr int kRowWords = 4;
+
+// What is in every lane's row, which that lane reads, whoever gets it.
+__forceinline__ const uint32_t* exchange_rows(const void* row) {
+  LMI_CHECK(reinterpret_cast<uintptr_t>(row) % 16 == 0, "an unaligned matrix row");
+  const auto own = *static_cast<const Vector<uint32_t, kRowWords>*>(row);
+  return emulator::exchange(own.at, kRowWords);
 }
 
 __forceinline__ void load_matrices(uint32_t (&words)[4], const void* row) {
-  const auto address = reinterpret_cast<uint64_t>(row);
-  LMI_CHECK(address % 16 == 0, "an unaligned matrix row");
-  uint32_t own[2];
-  std::memcpy(own, &address, sizeof(address));
-  const uint32_t* given = emulator::exchange(own, 2);
+  const uint32_t* given = exchange_rows(row);
   const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
   for (int matrix = 0; matrix < 4; ++matrix) {
-    std::memcpy(&words[matrix], row_of(given, matrix, lane / 4) + lane % 4 * 2, sizeof(uint32_t));
+    words[matrix] = given[(matrix * 8 + lane / 4) * kRowWords + lane % 4];
   }
 }
 
 __forceinline__ void load_transposed(uint32_t (&words)[4], const void* row) {
-  const auto address = reinterpret_cast<uint64_t>(row);
-  LMI_CHECK(address % 16 == 0, "an unaligned matrix row");
-  uint32_t own[2];
-  std::memcpy(own, &address, sizeof(address));
-  const uint32_t* given = emulator::exchange(own, 2);
+  const uint32_t* given = exchange_rows(row);
   const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
   for (int matrix = 0; matrix < 4; ++matrix) {
-    const uint32_t low = row_of(given, matrix, lane % 4 * 2)[lane / 4];
-    const uint32_t high = row_of(given, matrix, lane % 4 * 2 + 1)[lane / 4];
-    words[matrix] = low | high << 16;
+    const auto half_of = [&](int at) {
+      return given[(matrix * 8 + at) * kRowWords + lane / 8] >> (lane / 4 % 2 * 16) & 0xffff;
+    };
+    words[matrix] = half_of(lane % 4 * 2) | half_of(lane % 4 * 2 + 1) << 16;
   }
 }
 

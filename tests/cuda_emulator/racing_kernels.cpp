@@ -50,6 +50,16 @@ void overwritten(Args args) {
   shared()[own()] = 0;
 }
 
+// Words that a lane gets are others' rows.
+void matrices(Args args) {
+  shared()[own()] = own();
+  warp_barrier();
+  uint32_t words[4];
+  load_matrices(words, shared() + warp_id() * kWarpSize + lane_id() % 8 * 4);
+  shared()[own()] = 0;
+  args.global[own()] = static_cast<int32_t>(words[0]);
+}
+
 void in_variables(Args args) {
   __shared__ int32_t values[kThreads];
   values[own()] = own();
@@ -57,11 +67,11 @@ void in_variables(Args args) {
   args.global[own()] = values[other()];
 }
 
-struct Pair {
+struct NumberPair {
   bf16 low, high;
 };
 
-__device__ Pair pair_of(int low, int high) {
+__device__ NumberPair pair_of(int low, int high) {
   return {from_float<bf16>(static_cast<float>(low)), from_float<bf16>(static_cast<float>(high))};
 }
 
@@ -74,7 +84,7 @@ void numbers(Args args) {
 }
 
 void structures(Args args) {
-  Pair* const pair = reinterpret_cast<Pair*>(shared()) + own();
+  NumberPair* const pair = reinterpret_cast<NumberPair*>(shared()) + own();
   if (own() < kWarpSize) {
     *pair = pair_of(own(), 1);
   } else {
@@ -190,6 +200,7 @@ LMI_RACE(block_unordered, 1)
 LMI_RACE(warp_ordered, 1)
 LMI_RACE(warp_unordered, 1)
 LMI_RACE(overwritten, 1)
+LMI_RACE(matrices, 1)
 LMI_RACE(in_variables, 1)
 LMI_RACE(numbers, 1)
 LMI_RACE(structures, 1)

@@ -44,6 +44,7 @@ def test_ordered_threads(kernel: str) -> None:
         ("block_unordered", {"write", "read"}, "shared"),
         ("warp_unordered", {"write", "read"}, "shared"),
         ("overwritten", {"write", "read"}, "shared"),
+        ("matrices", {"write", "read"}, "shared"),
         ("in_variables", {"write", "read"}, "shared"),
         ("numbers", {"write", "read"}, "shared"),
         ("structures", {"write", "read"}, "shared"),
