@@ -11,7 +11,6 @@ import asyncio
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 from lmi_core.config.artefacts.adapter_directories import check_adapter_code
 from lmi_core.config.model_config import ModelConfig
@@ -19,7 +18,13 @@ from lmi_core.config.paths import is_dir
 from lmi_core.config.problem import Problems
 from lmi_core.config.resolve import resolve_entry
 from lmi_core.config.secure_mode import check_files
-from lmi_core.config.sources.load_models import ModelEntry, name_of, parse_devices, parse_engine
+from lmi_core.config.sources.load_models import (
+    ModelEntry,
+    local_path,
+    name_of,
+    parse_devices,
+    parse_engine,
+)
 from lmi_core.config.sources.models import CONTAINER_STORE
 from lmi_core.config.targets.server_config import ServerConfig
 from lmi_server.dialects.base import HttpError
@@ -124,16 +129,6 @@ class ConfiguredRegistrar:
                 f"The model {model.name} has code of its own ({model.code}), which this server "
                 "runs only with --allow-custom-code",
             )
-
-
-def local_path(url: str) -> Path | None:
-    """The path of a local model URL; None for one of another machine, or of none."""
-    if url.startswith("file:"):
-        try:
-            return Path(unquote(urlsplit(url).path))
-        except ValueError:  # no host: file://[
-            return None
-    return None if "://" in url else Path(url)
 
 
 def _is_under(path: Path, store: Path) -> bool:

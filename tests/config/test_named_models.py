@@ -27,6 +27,15 @@ def test_load_models_names_the_models(model_dir, explained):
     assert second.where("engine") == "SERVING_LOAD_MODELS"
 
 
+@pytest.mark.parametrize("host", ["", "//", "//localhost"])
+def test_a_file_url_of_load_models_is_decoded(host, model_dir, resolved):
+    """A blank can only be written so: it separates models."""
+    model = Path(model_dir("option.seed=1", name="my ü model", config=LLAMA)).absolute()
+    url = f"file:{host}{model.as_uri().removeprefix('file://')}"
+    [found] = resolved(environ={"SERVING_LOAD_MODELS": f"{url}/"}).models
+    assert (found.name, found.directory) == ("my_ü_model", model)
+
+
 def test_model_store_is_scanned(model_dir, explained):
     model_dir("", name="store/a", config=LLAMA)
     model_dir("", name="store/b", config=LLAMA)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from lmi_core.config.artefacts.unpack import SUFFIXES
 from lmi_core.config.problem import Problems
@@ -94,7 +95,8 @@ def _of(item: str) -> str:
 
 def name_of(url: str) -> str:
     """Return the name that a model gets from its path or URL."""
-    path = url.split("?")[0]
+    local = local_path(url) if url.startswith("file:") else None
+    path = url.split("?")[0] if local is None else str(local)
     if not path.endswith("/"):
         for suffix in sorted(SUFFIXES, key=len, reverse=True):
             if path.lower().endswith(suffix):
@@ -102,6 +104,19 @@ def name_of(url: str) -> str:
                 break
     segment = path.rstrip("/").rpartition("/")[2]
     return _NOT_WORD.sub("_", segment) or "model"
+
+
+def local_path(url: str) -> Path | None:
+    """Return the path of a local model's URL, ``%20`` in it a blank, or of what is a path already;
+    None for one of another machine, or of none."""
+    if url.startswith("file:"):
+        try:
+            parts = urlsplit(url)
+        except ValueError:  # no host: file://[
+            return None
+        path = parts.netloc.removeprefix("localhost") + parts.path
+        return Path(unquote(path, errors="surrogateescape"))
+    return None if "://" in url else Path(url)
 
 
 def name_of_hub_id(model_id: str) -> str:

@@ -14,6 +14,7 @@ from lmi_core.config.problem import Problems
 from lmi_core.config.sources.command_line import Invocation
 from lmi_core.config.sources.load_models import (
     ModelEntry,
+    local_path,
     name_of,
     name_of_hub_id,
     parse_load_models,
@@ -139,7 +140,8 @@ def list_entry(entry: ModelEntry, archives: Archives, problems: Problems) -> Lis
     if entry.devices:
         devices = ";".join(entry.devices)
         settings.append(Setting("load_on_devices", devices, Rank.ENDPOINT, entry.where))
-    url = entry.url.removeprefix("file://")
+    path = local_path(entry.url)
+    url = entry.url if path is None else str(path)
     directory = Path(url)
     if "://" not in url and not exists(directory):
         problems.error(entry.where, f"model {url[:200]!r} doesn't exist")
