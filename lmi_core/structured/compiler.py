@@ -26,6 +26,16 @@ def _limits(grammar: Grammar) -> Limits:
     return Limits(what=f"compiling {grammar.field}", field=grammar.field, processor_s=3)
 
 
+class _Compiling:
+    """A grammar on its way, and how many wait for it."""
+
+    __slots__ = ("num_waiting", "task")
+
+    def __init__(self, task: asyncio.Task[CompiledGrammar]) -> None:
+        self.task = task
+        self.num_waiting = 0
+
+
 class GrammarCompiler:
     """Compiles in threads, which the library does without the GIL."""
 
@@ -44,6 +54,7 @@ class GrammarCompiler:
         self._library: GrammarLibrary | None = None
         self._library_lock = threading.Lock()
         self._cache: OrderedDict[Grammar, CompiledGrammar] = OrderedDict()
+        self._compiling: dict[Grammar, _Compiling] = {}
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="lmi-grammar")
 
     def prepare(self) -> None:
@@ -61,6 +72,21 @@ class GrammarCompiler:
         if cached is not None:
             self._cache.move_to_end(grammar)
             return cached
+        compiling = self._compiling.get(grammar)
+        if compiling is None:
+            compiling = _Compiling(asyncio.ensure_future(self._compiled(grammar)))
+            self._compiling[grammar] = compiling
+        compiling.num_waiting += 1
+        try:
+            return await asyncio.shield(compiling.task)
+        finally:
+            compiling.num_waiting -= 1
+            if not compiling.num_waiting:
+                del self._compiling[grammar]
+                compiling.task.cancel()
+
+    async def _compiled(self, grammar: Grammar) -> CompiledGrammar:
+        """What is kept from then on."""
         loop = asyncio.get_running_loop()
         if grammar.num_chars > _SMALL_CHARS and is_installed():
             await shared_pool().run(try_in_child, grammar, limits=_limits(grammar))

@@ -52,6 +52,35 @@ def test_a_grammar_is_compiled_once_and_the_oldest_dropped() -> None:
     run(use())
 
 
+def test_those_who_come_together_share_one_compilation() -> None:
+    """Also where the first of them leaves, and where it fails; nobody left: it is given up."""
+    library = FakeLibrary()
+
+    async def use() -> None:
+        compiler = GrammarCompiler(lambda: library, timeout_s=0.2)
+        slow = Grammar.regex("slow")
+        first, *others = (asyncio.create_task(compiler.compile(slow)) for _ in range(20))
+        await asyncio.sleep(0.01)
+        first.cancel()
+        library.release.set()
+        assert len(set(await asyncio.gather(*others))) == 1
+        assert library.compiled == [slow]
+        library.release.clear()
+        compiler = GrammarCompiler(lambda: library, timeout_s=0.05)
+        both = (compiler.compile(slow), compiler.compile(slow))
+        failed = await asyncio.gather(*both, return_exceptions=True)
+        assert [type(error) for error in failed] == [UserError] * 2
+        left = asyncio.create_task(compiler.compile(slow))
+        await asyncio.sleep(0.01)
+        left.cancel()
+        await asyncio.wait([left])
+        library.release.set()
+        assert await compiler.compile(slow)
+        compiler.close()
+
+    run(use())
+
+
 def test_a_slow_grammar_times_out_while_others_are_compiled() -> None:
     library = FakeLibrary()
 
