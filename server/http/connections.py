@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from aiohttp import web
+from aiohttp import StreamReader, web
 from aiohttp.http_exceptions import LineTooLong
 from aiohttp.web_protocol import RequestHandler
 
@@ -28,6 +28,7 @@ class Connection(RequestHandler):
     """
 
     __slots__ = (
+        "_body",
         "_deadline",
         "_head_timeout_s",
         "_in_request",
@@ -43,6 +44,8 @@ class Connection(RequestHandler):
         self._refuse = refuse
         self._head_timeout_s = head_timeout_s
         self._path = b""
+        self._body: StreamReader | None = None
+        """Of the last request whose head has come."""
         self._in_request = False
         self._is_resuming = False
         self._deadline: asyncio.TimerHandle | None = None
@@ -62,10 +65,23 @@ class Connection(RequestHandler):
         line = _REQUEST_LINE.match(data)
         if line is not None:
             self._path = line[1]
+        is_closing = self._close
+        # The HTTP library would drop the rest of a body that it waits for.
+        self._close = is_closing and (self._body is None or self._body.is_eof())
         super().data_received(data)
+        self._close = is_closing
+        if self._messages:
+            self._body = self._messages[-1][1]
         has_head = self._in_request or self._messages
         if self._deadline is None and not has_head and not self._force_close:
             self._await_head()
+
+    def close(self) -> None:
+        """Take no further request: who waits for one is told at once."""
+        waiter = self._waiter
+        super().close()
+        if waiter is not None and waiter.cancelled():
+            self.force_close()
 
     def resume_reading(self, *args: Any, **options: Any) -> None:
         """What was held back follows in a later turn of the loop: a few received bytes can be many

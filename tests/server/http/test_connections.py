@@ -260,6 +260,32 @@ def test_draining_finishes_streams_and_refuses_new_requests() -> None:
     asyncio.run(run())
 
 
+def test_draining_takes_the_rest_of_a_body_and_ends_idle_connections() -> None:
+    async def run() -> None:
+        async with serving(drain_timeout_s=20.0, receive_timeout_s=5.0) as served:
+            request = generation(3, stream=False)
+            streams = [await asyncio.open_connection("127.0.0.1", served.port) for _ in range(3)]
+            (reader, writer), (new, _), (used, user) = streams
+            user.write(request)
+            await used.readuntil(b"generated_text")
+            writer.write(request[:-20])
+            await eventually(lambda: served.models.num_in_flight)
+            stop = asyncio.create_task(served.server.stop(asyncio.Event()))
+            async with asyncio.timeout(4):
+                assert await new.read() == b""
+                await used.read()
+            for part in (request[-20:-10], request[-10:]):
+                writer.write(part)
+                await asyncio.sleep(0.05)
+            answer = await reader.read()
+            assert answer.startswith(b"HTTP/1.1 200"), answer
+            await stop
+            for _, writer in streams:
+                writer.close()
+
+    asyncio.run(run())
+
+
 def test_draining_times_out() -> None:
     async def run() -> None:
         engine = FakeEngine(delay_s=0.05)
