@@ -83,6 +83,11 @@ class Connection(RequestHandler):
         if waiter is not None and waiter.cancelled():
             self.force_close()
 
+    async def start(self) -> None:
+        if self._close and not self._messages:  # closed before it could wait for a request
+            self.force_close()
+        await super().start()
+
     def resume_reading(self, *args: Any, **options: Any) -> None:
         """What was held back follows in a later turn of the loop: a few received bytes can be many
         megabytes when decompressed, which their reader would go through in one turn."""

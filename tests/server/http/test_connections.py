@@ -11,6 +11,7 @@ from contextlib import suppress
 
 import pytest
 
+from lmi_server.http.connections import Connection
 from tests.server.configured import configured
 from tests.server.fake_engine import FakeEngine
 from tests.server.harness import eventually, http_request, serving
@@ -282,6 +283,24 @@ def test_draining_takes_the_rest_of_a_body_and_ends_idle_connections() -> None:
             await stop
             for _, writer in streams:
                 writer.close()
+
+    asyncio.run(run())
+
+
+def test_a_connection_that_is_closed_when_it_has_just_begun_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begin = Connection.connection_made
+
+    def closed_at_once(self: Connection, transport: asyncio.BaseTransport) -> None:
+        begin(self, transport)
+        self.close()
+
+    async def run() -> None:
+        async with serving() as served:
+            monkeypatch.setattr(Connection, "connection_made", closed_at_once)
+            async with asyncio.timeout(4):
+                assert await served.raw(b"") == b""
 
     asyncio.run(run())
 
