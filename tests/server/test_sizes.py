@@ -118,6 +118,7 @@ def test_a_name_within_a_long_body_chooses_the_model() -> None:
     asyncio.run(run())
 
 
+MANY = {str(i): "x" for i in range(300_000)}
 ALL_TOKENS = {"max_tokens": 800, "n": 8, "ignore_eos": True}
 
 
@@ -130,6 +131,7 @@ ALL_TOKENS = {"max_tokens": 800, "n": 8, "ignore_eos": True}
         ("/v1/completions", {"prompt": "x " * 1500, "max_tokens": 1, "logprobs": 5, "echo": True}),
         ("/detokenize", {"tokens": [66] * (2 * MIB)}),
         ("/tokenize", {"prompt": "x" * 4000, "return_token_strs": True}),
+        ("/v1/responses", {"input": "x", "max_output_tokens": 1, "metadata": MANY}),
     ],
 )
 def test_no_answer_holds_the_loop(path: str, body: dict[str, Any]) -> None:

@@ -105,8 +105,8 @@ def _parse(model: DecodingModel, call: ResponsesCall) -> ParsedCall:
     form = form_of(chat, template, tools, prompt)
     sampled = with_defaults(chat, model.options.sampling_defaults)
     params = _named(chat_sampling_params(sampled, form))
-    head = _head(asked, asked.model or model.options.model_name, stores)
-    response = Response(head, form, frozenset(customs.formats), customs.sole)
+    head = _head(asked, asked.model or model.options.model_name)
+    response = Response(head, form, frozenset(customs.formats), customs.sole, stores=stores)
     response.messages = json.dumps(messages).encode() if stores else None
     renderer = (ResponseEventsRenderer if asked.stream else ResponseRenderer)(response)
     renderer.headers = STREAM_HEADERS if asked.stream else {}
@@ -168,9 +168,8 @@ def _previous_names(body: bytes) -> set[str]:
     return set(islice(matches, _MAX_PREVIOUS))
 
 
-def _keep(store: ResponseStore, tenant: str, messages: bytes, response: Mapping[str, Any]) -> bool:
-    body = json.dumps(response, ensure_ascii=False).encode("utf-8", "replace")
-    return store.put(tenant, str(response["id"]), Stored(body, messages))
+def _keep(store: ResponseStore, tenant: str, messages: bytes, name: str, response: str) -> bool:
+    return store.put(tenant, name, Stored(response.encode("utf-8", "replace"), messages))
 
 
 def _is_whole(item: Mapping[str, Any]) -> bool:
@@ -185,7 +184,7 @@ def _named(params: SamplingParams) -> SamplingParams:
     return replace(params, grammar=replace(grammar, field=_FIELDS[grammar.field]))
 
 
-def _head(asked: ResponsesBody, model: str, stores: bool) -> dict[str, Any]:
+def _head(asked: ResponsesBody, model: str) -> dict[str, Any]:
     """What a response says of its request."""
     reasoning, text = asked.reasoning or {}, asked.text or {}
     return {
@@ -194,7 +193,6 @@ def _head(asked: ResponsesBody, model: str, stores: bool) -> dict[str, Any]:
         "created_at": int(time.time()),
         "model": model,
         "background": False,
-        "error": None,
         "instructions": asked.instructions,
         "max_output_tokens": asked.max_output_tokens,
         "max_tool_calls": asked.max_tool_calls,
@@ -202,7 +200,6 @@ def _head(asked: ResponsesBody, model: str, stores: bool) -> dict[str, Any]:
         "parallel_tool_calls": asked.parallel_tool_calls is not False,
         "previous_response_id": asked.previous_response_id,
         "reasoning": {"effort": reasoning.get("effort"), "summary": None},
-        "store": stores,
         "temperature": 1.0 if asked.temperature is None else asked.temperature,
         "text": {"format": text.get("format") or {"type": "text"}},
         "tool_choice": asked.tool_choice or "auto",

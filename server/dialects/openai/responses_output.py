@@ -15,8 +15,8 @@ from lmi_server.dialects.openai.chat_tools import AnswerForm
 from lmi_server.dialects.openai.errors import error_body
 from lmi_server.dialects.openai.responses_items import Call, CustomCall, Event, Item, Text
 
-Keep = Callable[[Mapping[str, Any]], bool]
-"""Stores a response that has ended, if there is room."""
+Keep = Callable[[str, str], bool]
+"""Stores a response that has ended by its id and its JSON, if there is room."""
 
 
 class Response:
@@ -28,10 +28,15 @@ class Response:
         form: AnswerForm | None,
         customs: frozenset[str] = frozenset(),
         sole: str | None = None,
+        *,
+        stores: bool,
     ) -> None:
-        """``head``: what the object says of its request. ``customs``: the names of custom tools;
-        ``sole``: the one whose input the whole text is."""
-        self._head = head
+        """``head``: its id, and what else the object says of its request, of any size: written
+        here, where large requests are decoded. ``customs``: the names of custom tools; ``sole``:
+        the one whose input the whole text is."""
+        self._id = str(head["id"])
+        self._head = json.dumps(head, ensure_ascii=False)[:-1]
+        self._is_stored = stores
         self._parser = None if form is None else form.parser()
         self._customs = customs
         self._sole = sole
@@ -62,26 +67,32 @@ class Response:
         return events
 
     def finish(self) -> list[Event]:
-        """The events of the end; an answer without a word is an empty message."""
+        """The events of the end but the last; an answer without a word is an empty message."""
         events = [] if self._items else self._piece(Content(""))
         events += self._close()
-        whole = self.object()
         if self.keep is not None:
-            whole["store"] = self.keep(whole)
-        return [*events, (f"response.{whole['status']}", {"response": whole})]
+            self._is_stored = self.keep(self._id, self.text())
+        return events
 
-    def object(self) -> dict[str, Any]:
-        """The response as it is now."""
+    @property
+    def status(self) -> str:
         is_cut = self._reason is FinishReason.LENGTH
-        status = "in_progress" if self._reason is None else "incomplete" if is_cut else "completed"
-        return {
-            **self._head,
+        return "in_progress" if self._reason is None else "incomplete" if is_cut else "completed"
+
+    def text(self, error: Mapping[str, Any] | None = None) -> str:
+        """The response as it is now, as JSON; ``error``: what it failed with."""
+        status = self.status if error is None else "failed"
+        is_cut = self._reason is FinishReason.LENGTH
+        now = {
+            "error": error,
+            "store": self._is_stored,
             "status": status,
-            "completed_at": int(time.time()) if status == "completed" else None,
+            "completed_at": int(time.time()) if self.status == "completed" else None,
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
             "output": [item.object() for item in self._items],
             "usage": None if self._reason is None else self._usage(),
         }
+        return f"{self._head}, {json.dumps(now, ensure_ascii=False)[1:]}"
 
     def _usage(self) -> dict[str, Any]:
         prompt, generated = self._num_prompt_tokens, self._num_generated_tokens
@@ -152,8 +163,8 @@ class ResponseRenderer(Renderer):
         return b""
 
     def finish(self) -> bytes:
-        _, fields = self.response.finish()[-1]
-        return json.dumps(fields["response"], ensure_ascii=False).encode("utf-8", "replace")
+        self.response.finish()
+        return self.response.text().encode("utf-8", "replace")
 
     def error(self, error: Exception) -> bytes:
         return error_body(error)
@@ -173,22 +184,27 @@ class ResponseEventsRenderer(ResponseRenderer):
         frames = []
         for event in events:
             if not self._num_events:
-                begun = {"response": self.response.object()}
-                frames += [self._frame(f"response.{w}", begun) for w in ("created", "in_progress")]
+                frames += [self._whole(word) for word in ("created", "in_progress")]
             frames += [self._frame(*made) for made in self.response.add(event)]
         return b"".join(frames)
 
     def finish(self) -> bytes:
-        return b"".join(self._frame(*made) for made in self.response.finish())
+        frames = [self._frame(*made) for made in self.response.finish()]
+        return b"".join([*frames, self._whole(self.response.status)])
 
     def error(self, error: Exception) -> bytes:
         detail = json.loads(error_body(error))["error"]
         told = {"code": detail["code"] or "server_error", "message": detail["message"]}
-        failed = {**self.response.object(), "status": "failed", "error": told}
-        return self._frame("response.failed", {"response": failed})
+        return self._whole("failed", told)
+
+    def _whole(self, word: str, error: Mapping[str, Any] | None = None) -> bytes:
+        return self._event(f"response.{word}", f'"response": {self.response.text(error)}}}')
 
     def _frame(self, kind: str, fields: Mapping[str, Any]) -> bytes:
-        event = {"type": kind, "sequence_number": self._num_events, **fields}
+        return self._event(kind, json.dumps(fields, ensure_ascii=False)[1:])
+
+    def _event(self, kind: str, fields: str) -> bytes:
+        """``fields``: the JSON of an object behind its first brace."""
+        before = f'event: {kind}\ndata: {{"type": "{kind}", "sequence_number": {self._num_events}, '
         self._num_events += 1
-        data = json.dumps(event, ensure_ascii=False)
-        return f"event: {kind}\ndata: {data}\n\n".encode("utf-8", "replace")
+        return f"{before}{fields}\n\n".encode("utf-8", "replace")

@@ -65,11 +65,11 @@ def steady(body: bytes) -> bytes:
 
 HEAD = (
     '"id": "resp_1", "object": "response", "created_at": 0, "model": "model", "background": false, '
-    '"error": null, "instructions": null, "max_output_tokens": 2, "max_tool_calls": null, '
+    '"instructions": null, "max_output_tokens": 2, "max_tool_calls": null, '
     '"metadata": {}, "parallel_tool_calls": true, "previous_response_id": null, "reasoning": '
-    '{"effort": null, "summary": null}, "store": true, "temperature": 1.0, "text": {"format": '
+    '{"effort": null, "summary": null}, "temperature": 1.0, "text": {"format": '
     '{"type": "text"}}, "tool_choice": "auto", "tools": [], "top_p": 1.0, "truncation": '
-    '"disabled", "user": null'
+    '"disabled", "user": null, "error": null, "store": true'
 )
 BEGUN = (
     f'{{{HEAD}, "status": "in_progress", "completed_at": null, "incomplete_details": null, '
