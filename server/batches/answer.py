@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
-from contextlib import aclosing
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -16,10 +16,12 @@ from lmi_core.errors import CapacityError, UserError
 from lmi_server.batches.endpoints import Endpoint
 from lmi_server.dialects.base import Call, HttpError, ParsedCall
 from lmi_server.dialects.decode import decode_json
-from lmi_server.dialects.large_bodies import rendered
+from lmi_server.dialects.large_bodies import named_as, rendered
 from lmi_server.dialects.openai.errors import ModelNotFound
+from lmi_server.dialects.unknown_fields import collect_ignored, refuse_ignored
 from lmi_server.http.long_body import num_items
 from lmi_server.http.metrics import RequestMeter
+from lmi_server.http.several_prompts import collect_one, naming
 from lmi_server.http.streaming import truncated
 from lmi_server.models.loaded_model import LoadedModel
 from lmi_server.models.model_registry import ModelRegistry
@@ -53,13 +55,17 @@ async def answered(
         try:
             with _model(models, body).in_use() as model:
                 call = Call(request_id=request_id, body=body, content_type="application/json")
+                ignored = collect_ignored()
                 parsed = await endpoint.parse(model, tenant, call)
+                if model.options.strict_requests:
+                    refuse_ignored(ignored)
                 if parsed.renderer.streams:
                     raise UserError(
                         "a batch's answers aren't streamed; leave stream out", field="stream"
                     )
                 await _turn(model)
-                return Answered(200, await _whole(model, parsed, own))
+                with named_as(parsed.prompt_field):
+                    return Answered(200, await _whole(model, parsed, own))
         except (CapacityError, HttpError) as error:
             if isinstance(error, HttpError) and error.status not in (429, 503):
                 return _failed(endpoint, error)
@@ -79,14 +85,13 @@ async def _whole(
     model: LoadedModel, parsed: ParsedCall, own: Callable[[GenerationRequest], GenerationRequest]
 ) -> bytes:
     backend, meter = model.generates, RequestMeter(parsed.requests[0].request_id)
+    is_one = len(parsed.requests) == 1
     for index, asked in enumerate(parsed.requests):
         # A line waits as long as it takes: what expired would only be asked again.
         behind = replace(own(asked), priority=asked.priority + BACKGROUND, max_queue_s=math.inf)
         request = await truncated(backend, behind, parsed.truncate_prompt_tokens)
-        async with aclosing(backend.generate_batches(request)) as batches:
-            async for events in batches:
-                meter.observe(events)
-                parsed.renderer.feed(index, events)
+        with nullcontext() if is_one else naming(index):
+            await collect_one(backend, request, index, parsed.renderer, meter)
     return await rendered(parsed.renderer.finish, num_items(parsed.requests, meter))
 
 

@@ -55,7 +55,7 @@ async def collect_all(
 
     async def collect(index: int, request: GenerationRequest) -> None:
         try:
-            with _naming(index):
+            with naming(index):
                 await collect_one(backend, request, index, renderer, meter)
         finally:
             places.release()
@@ -82,7 +82,7 @@ async def _check_prompts(backend: Generates, requests: list[GenerationRequest]) 
         return  # A model that generates refuses them all, without computing any.
     for index, request in enumerate(requests):
         await take_turns(index)
-        with _naming(index):
+        with naming(index):
             await prompt_of(
                 request,
                 backend.tokenizer,
@@ -110,7 +110,7 @@ async def merged(
         else:
             source = batches(subscribable, request, says_taken=True)
         try:
-            with _naming(index):
+            with naming(index):
                 async with aclosing(source):
                     async for events in source:
                         if events:
@@ -153,7 +153,7 @@ async def numbered(
 
 
 @contextmanager
-def _naming(index: int) -> Iterator[None]:
+def naming(index: int) -> Iterator[None]:
     """Have an error of one of a call's prompts say which one it is."""
     try:
         yield

@@ -8,7 +8,7 @@ import json
 import math
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,9 @@ import openai.resources.responses.responses  # lazily it would be compiled besid
 import pytest
 
 from lmi_core.demo import MODEL_DIR
+from lmi_core.engine.outputs import TokenEvent
+from lmi_core.engine.request import GenerationRequest
+from lmi_core.errors import UserError
 from lmi_core.settings.batch_config import BatchConfig
 from lmi_core.text.chat import ChatTemplate
 from lmi_server.batches.store import ENDED, BatchStore
@@ -309,6 +312,42 @@ def test_a_killed_process_neither_loses_nor_doubles_lines(tmp_path: Path) -> Non
 
 def whole_lines(path: Path) -> list[bytes]:
     return path.read_bytes().split(b"\n")[:-1]
+
+
+class Refusing(FakeEngine):
+    """Refuses prompts with a word."""
+
+    def generate_batches(
+        self, request: GenerationRequest
+    ) -> AsyncGenerator[Sequence[TokenEvent], None]:
+        if "long" in (request.prompt or ""):
+            raise UserError("the prompt is too long", field="prompt")
+        return super().generate_batches(request)
+
+
+def test_errors_are_those_of_the_route(tmp_path: Path) -> None:
+    bodies: dict[Any, list[dict[str, Any]]] = {
+        "/v1/completions": [{"prompt": ["a", "long"]}, {"prompt": "long"}, {"prompt": "a", "x": 1}],
+        CHAT: [{"messages": [{"role": "user", "content": "long"}]}],
+        "/v1/responses": [{"input": "long"}],
+    }
+
+    def use(client: openai.OpenAI) -> None:
+        for url, asked in bodies.items():
+            lines = [
+                json.dumps({"custom_id": f"r{i}", "method": "POST", "url": url, "body": body})
+                for i, body in enumerate(asked)
+            ]
+            batch = ended(client, begin(client, *lines, endpoint=url))
+            failed = answers(client, batch.error_file_id)
+            for i, body in enumerate(asked):
+                with pytest.raises(openai.APIStatusError) as raised:
+                    client.post(url.removeprefix("/v1"), body=body, cast_to=object)
+                told = failed[f"r{i}"]["response"]
+                assert told["status_code"] == raised.value.status_code
+                assert told["body"] == raised.value.response.json()
+
+    run(use, tmp_path, Refusing(), strict_requests=True)
 
 
 def test_responses(tmp_path: Path) -> None:
