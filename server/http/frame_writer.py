@@ -59,9 +59,12 @@ class FrameWriter:
             self._blocked_since = None
 
     def is_clear(self) -> bool:
-        """Whether ``push`` may be called behind what was sent: the client has taken all of it."""
+        """Whether ``push`` may be called behind what was sent: the client has taken all of it, and
+        hasn't left."""
         transport = self._transport
-        return self._is_chunked and transport is not None and not transport.get_write_buffer_size()
+        if transport is None or not self._is_chunked or transport.is_closing():
+            return False
+        return not transport.get_write_buffer_size()
 
     def push(self, frame: bytes) -> None:
         """As ``send``, at once, by a chunk of the response's body."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable, Coroutine
 from contextlib import aclosing
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -13,6 +15,7 @@ from lmi_core.engine.outputs import TokenEvent
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.stream import EventStream
 from lmi_core.errors import EngineError
+from lmi_server.http.frame_writer import FrameWriter
 from lmi_server.http.metrics import RequestMeter
 from lmi_server.http.pushed_frames import PushedFrames
 
@@ -192,3 +195,25 @@ def test_a_reader_that_goes_aborts_and_nothing_is_written_any_more() -> None:
         assert reading.client.token_ids == []
 
     run(check)
+
+
+def test_nothing_is_pushed_to_a_client_that_has_left() -> None:
+    """Several steps can be handed over before its connection's end is noticed."""
+
+    async def main() -> None:
+        ours, theirs = socket.socketpair()
+        transport, _ = await asyncio.get_running_loop().create_connection(
+            asyncio.Protocol, sock=ours
+        )
+        chunked = SimpleNamespace(headers={"Transfer-Encoding": "chunked"})
+        asked = SimpleNamespace(transport=transport)
+        writer = FrameWriter(cast(Any, asked), cast(Any, chunked), timeout_s=9)
+        assert writer.is_clear()
+        theirs.close()
+        writer.push(b"x")
+        writer.push(b"x")  # finds that out
+        assert transport.is_closing()
+        assert not writer.is_clear()
+        await asyncio.sleep(0)
+
+    asyncio.run(main())
