@@ -187,8 +187,10 @@ def _tokenized(
                 request.prompt, add_special_tokens=request.add_special_tokens, max_tokens=limit
             )
         )
-        if num_kept is not None:
-            token_ids = token_ids[-num_kept:]
-    elif token_ids is not None and max_tokens is not None and len(token_ids) > max_tokens:
+    assert token_ids is not None
+    if num_kept is not None:
+        last = max_tokens if num_kept < 0 else num_kept
+        token_ids = token_ids if last is None else token_ids[-last:]
+    if max_tokens is not None and len(token_ids) > max_tokens:
         raise prompt_too_long(len(token_ids), max_tokens)
     return replace(request, prompt=None, prompt_token_ids=token_ids)

@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,14 @@ import pytest
 
 from lmi_core import _native
 from lmi_core.engine.logits_processors import LogitsProcessors
+from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.sampling_params import SamplingParams
+from lmi_core.errors import UserError
 from lmi_core.text.chat import ChatTemplate
 from lmi_server.dialects import large_bodies
 from lmi_server.dialects.tgi.options import TgiOptions
+from lmi_server.http.options import ServerOptions
+from lmi_server.models.stand_in import StandIn
 from tests.engine.fake_runner import FakeRunner
 from tests.engine.harness import byte_tokenizer, collect, make_engine
 from tests.kernels.sampling_case import NEUTRAL
@@ -267,6 +272,32 @@ CHAT_ROUTES = (
     "/tokenize",
     "/chat_tokenize",
 )
+
+
+@pytest.mark.parametrize("most", [50, 400_000])
+@pytest.mark.parametrize("count", [None, 30, 60, -1])
+@pytest.mark.parametrize("prompt", ["ab" * 150_000, (97, 98) * 150_000], ids=["text", "ids"])
+def test_a_long_prompt_is_cut_in_the_child_as_beside_it(
+    prompt: str | tuple[int, ...], count: int | None, most: int
+) -> None:
+    """``truncated`` cuts what isn't read in a child, and the engine refuses what is too long."""
+    is_text = isinstance(prompt, str)
+    asked = {"prompt": prompt} if is_text else {"prompt_token_ids": prompt}
+    request = GenerationRequest(request_id="r", params=SamplingParams(), **asked)  # type: ignore[arg-type]
+    ids = tuple(byte_tokenizer().encode_now("ab" * 150_000, add_special_tokens=True))
+    ids = ids if is_text else prompt  # type: ignore[assignment]
+    last = len(ids) if count is None else most if count < 0 else count
+    stand_in = StandIn(
+        options=ServerOptions(),
+        known_tokenizer=byte_tokenizer(),
+        known_info=replace(FakeEngine().info, max_prompt_tokens=most),
+    )
+    if min(len(ids), last) > most:
+        with pytest.raises(UserError, match="maximum context length"):
+            large_bodies._tokenized(request, count, stand_in)
+    else:
+        found = large_bodies._tokenized(request, count, stand_in)
+        assert found.prompt_token_ids == ids[-last:]
 
 
 LOOPS = "{%% for i in range(%d) %%}{%% for j in range(%d) %%}{%% endfor %%}{%% endfor %%}x"
