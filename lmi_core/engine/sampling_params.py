@@ -125,7 +125,7 @@ class SamplingParams:
         if self.stop:
             self._check_stop()
         if self.kept_special_tokens:
-            _check_texts("kept_special_tokens", self.kept_special_tokens)
+            check_texts("kept_special_tokens", self.kept_special_tokens)
         check_ids("stop_token_ids", self.stop_token_ids, vocab_size)
         check_ids("suppress_tokens", self.banned_token_ids, vocab_size)
         if self.allowed_token_ids is not None:
@@ -236,14 +236,14 @@ class SamplingParams:
         )
 
     def _check_stop(self) -> None:
-        _check_texts("stop", self.stop)
+        check_texts("stop", self.stop)
         if "" in self.stop:
             raise UserError(
                 "stop and stop_sequences must not contain an empty string", field="stop"
             )
 
     def _check_bad_words(self, vocab_size: int) -> None:
-        _check_texts("bad_words", self.bad_words)
+        check_texts("bad_words", self.bad_words)
         if not all(text.strip() for text in self.bad_words):
             raise UserError("bad_words must not contain an empty text", field="bad_words")
         if len(self.bad_words_ids) > MAX_STOPS or not all(self.bad_words_ids):
@@ -323,7 +323,8 @@ _NOT_WITH_BEAMS = ("stop", "logprobs")
 _NOT_WITH_CANDIDATES = ("num_beams", "n")
 
 
-def _check_texts(name: str, texts: tuple[str, ...]) -> None:
+def check_texts(name: str, texts: tuple[str, ...]) -> None:
+    """UserError for too many or too long stop strings, or the like, of the field ``name``."""
     if len(texts) > MAX_STOPS:
         raise UserError(
             f"{name} has {len(texts)} strings; at most {MAX_STOPS} are allowed", field=name

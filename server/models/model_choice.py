@@ -136,8 +136,9 @@ class ModelChoice:
         )
 
     def _served(self) -> str:
-        names = ", ".join(repr(name) for name in dict.fromkeys(m.name for m in self._models))
-        return f"{names} are served here" if names else "no model is served here"
+        names = list(map(repr, dict.fromkeys(model.name for model in self._models)))
+        verb = "is" if len(names) == 1 else "are"
+        return f"{', '.join(names)} {verb} served here" if names else "no model is served here"
 
 
 def handler_of(

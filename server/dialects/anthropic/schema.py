@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from lmi_core.engine.sampling_params import check_texts
 from lmi_core.errors import UserError
 from lmi_server.dialects.decode import Messages, decode_json
 from lmi_server.dialects.openai.chat_schema import ChatBody, thinking_variables
@@ -92,6 +93,7 @@ def decode_messages(body: bytes) -> MessagesBody:
             f"{message.max_tokens}",
             field="max_tokens",
         )
+    check_texts("stop_sequences", tuple(message.stop_sequences or ()))
     if any(not text for text in message.stop_sequences or ()):
         raise UserError("stop_sequences must not hold an empty text", field="stop_sequences")
     return message

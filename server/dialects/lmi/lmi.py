@@ -221,8 +221,8 @@ def _refuse_streamed(answer: Answer) -> None:
 def _refuse_candidates(answer: Answer) -> None:
     if answer.num_candidates > 1:
         raise UserError(
-            f"n or best_of is {answer.num_candidates}, but only one sequence can be streamed; "
-            "send 1, or stream: false",
+            f"n, best_of or num_beams is {answer.num_candidates}, but only one sequence can be "
+            "streamed; send 1, or stream: false",
             field="parameters.n",
         )
 

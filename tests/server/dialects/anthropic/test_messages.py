@@ -294,6 +294,7 @@ IMAGE = {"type": "image", "source": {"type": "base64", "data": "", "media_type":
          "invalid_request_error", "'g'"),
         ({"thinking": {"type": "maybe"}}, 400, "invalid_request_error", "thinking.type"),
         ({"stop_sequences": [""]}, 400, "invalid_request_error", "stop_sequences"),
+        ({"stop_sequences": ["x"] * 1025}, 400, "invalid_request_error", "stop_sequences has 1025"),
         ({"system": [IMAGE]}, 400, "invalid_request_error", "system[0] is 'image'"),
         ({"max_tokens": None}, 400, "invalid_request_error", "max_tokens"),
     ],
