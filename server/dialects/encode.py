@@ -28,7 +28,8 @@ class Shown(NamedTuple, Generic[T]):
 
 
 def encoded(value: object, *, compact: bool = False) -> bytes:
-    """What ``json.dumps`` gives with ``ensure_ascii=False``; ``compact``: without blanks."""
+    """What ``json.dumps`` gives with ``ensure_ascii=False``; ``compact``: without blanks. An
+    iterator is a list of items that are long, each there only while it is encoded."""
     separators = (",", ":") if compact else None
     encoder = JSONEncoder(ensure_ascii=False, separators=separators)
     return b"".join([piece.encode() for piece in _pieces(value, encoder)])
@@ -50,6 +51,12 @@ def _pieces(value: Any, encoder: JSONEncoder) -> Iterator[str]:
             yield f"{before or '['}{encoder.encode(shown)[1:-1]}"
             before = encoder.item_separator
         yield "]" if before else "[]"
+    elif isinstance(value, Iterator):
+        for item in value:
+            yield before or "["
+            yield from _pieces(item, encoder)
+            before = encoder.item_separator
+        yield "]" if before else "[]"
     elif isinstance(value, list) and value:
         for start in range(0, len(value), _ITEMS):
             items = value[start : start + _ITEMS]
@@ -68,7 +75,7 @@ def _pieces(value: Any, encoder: JSONEncoder) -> Iterator[str]:
 
 def _is_long(value: Any) -> bool:
     """Whether it has to be encoded in pieces."""
-    if isinstance(value, Shown):
+    if isinstance(value, Shown | Iterator):
         return True
     if not isinstance(value, dict | list):
         return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from json.encoder import encode_basestring as quote
@@ -217,6 +218,14 @@ class _Collector:
             chosen += candidates[: self.answer.num_choices]
         return chosen
 
+    def objects(self) -> Iterator[dict[str, Any]]:
+        """What is to be sent of each choice, of which nothing is kept behind it: what many prompts
+        with log-probabilities hold would else end at once, with the interpreter's lock."""
+        choices = deque(self.choices())
+        self.candidates, self._prompts, self._echoed = [], {}, {}
+        for number in range(len(choices)):
+            yield self.object(number, choices.popleft())
+
     def object(self, number: int, choice: _Choice) -> dict[str, Any]:
         """What is to be sent of a choice."""
         text, logprobs = choice.take()
@@ -256,7 +265,7 @@ class CompletionRenderer(Renderer):
         collector = self._collector
         value = {
             **self._answer.head(_KIND),
-            "choices": [collector.object(*item) for item in enumerate(collector.choices())],
+            "choices": collector.objects(),
             "usage": collector.usage.render(),
         }
         return encoded(value, compact=self._answer.compact)

@@ -46,6 +46,15 @@ def test_what_is_shown_is_not_there_at_once() -> None:
     assert 0 < _Made.most < 200
 
 
+@pytest.mark.parametrize("num_items", [0, 1, 65])
+def test_an_iterators_items_are_encoded_one_at_a_time(num_items: int) -> None:
+    _Made.most = 0
+    items = ({"a": [_Made([i])] * 70} for i in range(num_items))
+    expected = [{"a": [[i]] * 70} for i in range(num_items)]
+    assert encoded({"items": items, "n": 1}) == json.dumps({"items": expected, "n": 1}).encode()
+    assert _Made.most <= 2
+
+
 class _Made(list[int]):
     """Counts how many there are."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import weakref
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
@@ -11,9 +12,14 @@ import pytest
 
 from lmi_core.demo import MODEL_DIR
 from lmi_core.engine.engine import Engine
-from lmi_core.engine.outputs import TokenEvent, TokenLogprob
+from lmi_core.engine.outputs import FinishReason, PromptToken, TokenEvent, TokenLogprob
 from lmi_core.text.tokenizer import Tokenizer
-from lmi_server.dialects.openai.completion_output import CompletionStreamRenderer
+from lmi_server.dialects.openai.completion_output import (
+    CompletionRenderer,
+    CompletionStreamRenderer,
+    Echo,
+)
+from lmi_server.dialects.openai.output import Answer
 from lmi_server.http.metrics import Metrics
 from lmi_server.http.portions import MOST, NumberedEvents, in_turns, portions
 from tests.engine.harness import assert_nothing_leaked
@@ -49,6 +55,33 @@ def test_each_choice_shows_a_long_prompt_in_a_turn_of_its_own(
     assert max(fed) == 3
     asyncio.run(run(echo=True, logprobs=1))
     assert max(fed) == 1
+
+
+def test_choices_are_gone_once_they_are_written() -> None:
+    """All at once, they would end with the interpreter's lock held."""
+
+    class Text(str):  # which can have weak references
+        pass
+
+    answer = Answer(id="i", model="m", error=lambda _: b"", num_prompts=3, logprobs=True)
+    echo = Echo(prompts=("a", "a", "a"))
+    renderer = CompletionRenderer(answer, echo, num_candidates=1)
+    texts = []
+    for index in range(3):
+        text = Text("a")
+        texts.append(weakref.ref(text))
+        top = (TokenLogprob(1, "a", -1.0),)
+        prompt = (PromptToken(1, text, None), PromptToken(1, "b", -1.0, top))
+        renderer.feed(index, [TokenEvent("r", 0, -1, "", prompt=prompt)])
+        renderer.feed(
+            index, [TokenEvent("r", 0, 1, "b", logprob=-1.0, finish_reason=FinishReason.LENGTH)]
+        )
+        del text, prompt
+    assert all(text() is not None for text in texts)
+    choices = json.loads(renderer.finish())["choices"]
+    assert [choice["text"] for choice in choices] == ["ab"] * 3
+    assert [choice["logprobs"]["tokens"] for choice in choices] == [["a", "b", "b"]] * 3
+    assert all(text() is None for text in texts)
 
 
 def test_a_refused_prompt_refuses_the_stream_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
