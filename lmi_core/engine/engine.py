@@ -8,7 +8,7 @@ import os
 import queue
 import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from lmi_core.engine.completion import Completing
 from lmi_core.engine.core import EngineCore
 from lmi_core.engine.handover import Handover
-from lmi_core.engine.loop_thread import LoopThread
+from lmi_core.engine.loop_thread import LoopThread, subscribe_across
 from lmi_core.engine.lora_slots import LoraSlots
 from lmi_core.engine.make_request import Prompt, make_request
 from lmi_core.engine.outputs import TokenEvent
@@ -98,7 +98,8 @@ class Engine(Completing):
         return f"<Engine {facts}>"
 
     async def start(self) -> None:
-        """Load the model, in a thread, and begin to take requests."""
+        """Load the model, in a thread, and begin to take requests. EngineError where it is stopped
+        meanwhile."""
         if self._state is not LifeState.CREATED:
             raise EngineError(f"the engine is {self._state}; it can be started once")
         self._state = LifeState.LOADING
@@ -108,19 +109,21 @@ class Engine(Completing):
                 await asyncio.wrap_future(self._thread.submit(self._load()))
             else:
                 await self._load()
+            if self._state is LifeState.STOPPED:
+                raise EngineError("the engine was stopped while it was loading")
         except BaseException:
             self._state = LifeState.STOPPED
-            if self._parts is not None:
-                self._parts.runner.close()
-                await asyncio.to_thread(self._parts.close)
-            self._close_thread()
+            await self._on_loop(self._unload())
+            await asyncio.to_thread(self._close_thread)  # may wait for what it loads
             raise
 
     async def stop(self, *, drain: bool = True, timeout_s: float | None = None) -> None:
         """Finish open requests (or abort them: at once without ``drain``, else after
         ``timeout_s``), wait for the step in flight, release everything. Idempotent."""
-        is_stopped = self._is_forked or self.state is LifeState.STOPPED
-        if self._core is not None and not is_stopped:
+        if self._core is None and self._state is LifeState.LOADING:
+            self._state = LifeState.STOPPED  # which ends the start, once the model is loaded
+            return
+        if self._core is not None and self.state is not LifeState.STOPPED:
             await self._on_loop(self._core.stop(drain=drain, timeout_s=timeout_s))
         self._state = LifeState.STOPPED
         self._close_thread()
@@ -185,7 +188,7 @@ class Engine(Completing):
         the same. Closing the stream aborts the request."""
         core = self._usable_core()
         if asyncio.get_running_loop() is not self._loop:
-            return await self._subscribe_across(core, request, notify)
+            return await subscribe_across(self._need_thread(), core, request, notify)
         stream = EventStream(notify)
         await core.open(request, stream)
         return stream
@@ -277,13 +280,15 @@ class Engine(Completing):
 
     @property
     def state(self) -> LifeState:
+        if self._is_forked:
+            return LifeState.STOPPED
         return self._core.state if self._core is not None else self._state
 
     @property
     def healthy(self) -> bool:
         """Whether it takes requests and its steps succeed."""
         core = self._core
-        return core is not None and core.healthy and core.state is LifeState.READY
+        return core is not None and core.healthy and self.state is LifeState.READY
 
     @property
     def info(self) -> EngineInfo:
@@ -324,25 +329,14 @@ class Engine(Completing):
             check_integrity=self._check_integrity,
         )
 
-    async def _subscribe_across(
-        self, core: EngineCore, request: GenerationRequest, notify: Callable[[], None]
-    ) -> EventStream:
-        """Read, in the caller's event loop, a request that runs in the engine's own thread."""
-        thread = self._need_thread()
-        caller = asyncio.get_running_loop()
-
-        def notify_across() -> None:
-            with suppress(RuntimeError):  # the caller's loop was closed without ending the request
-                caller.call_soon_threadsafe(notify)
-
-        stream = EventStream(notify_across)
-        try:
-            await asyncio.wrap_future(thread.submit(core.open(request, stream)))
-        except BaseException:
-            thread.call(core.abort, request.request_id, stream)
-            raise
-        stream.abort = partial(thread.call, core.abort, request.request_id)
-        return stream
+    async def _unload(self) -> None:
+        """Give up what was loaded, in the engine's loop."""
+        if self._core is not None:
+            await self._core.stop(drain=False)
+        elif self._parts is not None:
+            self._parts.runner.close()
+        if self._parts is not None:
+            await asyncio.to_thread(self._parts.close)
 
     def _call(self, function: Callable[[str], None], name: str) -> None:
         if self._thread is not None:

@@ -6,9 +6,16 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from lmi_core.engine.stream import EventStream
 from lmi_core.errors import EngineError
+
+if TYPE_CHECKING:
+    from lmi_core.engine.core import EngineCore
+    from lmi_core.engine.request import GenerationRequest
 
 T = TypeVar("T")
 
@@ -47,3 +54,23 @@ class LoopThread:
         self.loop.run_forever()
         self.loop.run_until_complete(self.loop.shutdown_asyncgens())
         self.loop.run_until_complete(self.loop.shutdown_default_executor())
+
+
+async def subscribe_across(
+    thread: LoopThread, core: EngineCore, request: GenerationRequest, notify: Callable[[], None]
+) -> EventStream:
+    """Read, in the caller's event loop, a request that runs in the engine's own thread."""
+    caller = asyncio.get_running_loop()
+
+    def notify_across() -> None:
+        with suppress(RuntimeError):  # the caller's loop was closed without ending the request
+            caller.call_soon_threadsafe(notify)
+
+    stream = EventStream(notify_across)
+    try:
+        await asyncio.wrap_future(thread.submit(core.open(request, stream)))
+    except BaseException:
+        thread.call(core.abort, request.request_id, stream)
+        raise
+    stream.abort = partial(thread.call, core.abort, request.request_id)
+    return stream
