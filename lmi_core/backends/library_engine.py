@@ -26,6 +26,7 @@ from lmi_core.engine.stats import (
     EngineTotals,
     LifeState,
     NullObserver,
+    observe,
 )
 from lmi_core.errors import CapacityError, EngineError, TaskError, UserError
 from lmi_core.runners.runner import RunnerInfo
@@ -199,8 +200,8 @@ class LibraryEngine:
             self._runs.remove(run)
             self._totals.num_finished_requests += 1
             if run.outcome is not None:
-                self._observer.on_request(run.record())
-            self._observer.on_finish(run.outcome)
+                observe(self._observer.on_request, run.record())
+            observe(self._observer.on_finish, run.outcome)
 
     def _check(self, request: GenerationRequest) -> None:
         if not self.healthy:

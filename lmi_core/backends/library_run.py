@@ -18,7 +18,7 @@ from lmi_core.backends.token_source import (
 )
 from lmi_core.engine.outputs import FinishReason, PromptTokens, TokenEvent, TokenLogprob
 from lmi_core.engine.request import GenerationRequest
-from lmi_core.engine.stats import EngineObserver, EngineTotals, RequestRecord
+from lmi_core.engine.stats import EngineObserver, EngineTotals, RequestRecord, observe
 from lmi_core.errors import EngineError
 from lmi_core.text.prompt_errors import check_token_ids, empty_prompt, prompt_too_long
 from lmi_core.text.stop import stop_strings
@@ -132,7 +132,7 @@ class LibraryRun:
             if not text.is_finished:
                 events.append(self._event(token, text, intervals_s))
         if intervals_s:
-            self._observer.on_token_intervals(intervals_s)
+            observe(self._observer.on_token_intervals, intervals_s)
         return events
 
     def _event(self, token: SampledToken, text: ChoiceText, intervals_s: list[float]) -> TokenEvent:
@@ -175,7 +175,7 @@ class LibraryRun:
         now_s = time.monotonic()
         if not self.is_running:
             self.is_running = True
-            self._observer.on_first_token(now_s - self._arrival_s)
+            observe(self._observer.on_first_token, now_s - self._arrival_s)
         elif self._last_s[choice]:
             intervals_s.append(now_s - self._last_s[choice])
         self._last_s[choice] = now_s

@@ -51,7 +51,7 @@ class Opening:
         if params.seed is None:
             params = replace(params, seed=derived_seed(self._seed, number))
         adapter = self._adapters.find(request.adapter)
-        prefix_seed = request.cache_salt.encode()
+        prefix_seed = request.cache_salt.encode(errors="surrogatepass")
         if adapter is not None:
             prefix_seed = adapter.prefix_seed + prefix_seed
         hashes: list[bytes] = []

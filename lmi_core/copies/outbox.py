@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from lmi_core.engine.outputs import FinishReason, TokenEvent
-from lmi_core.engine.stats import EngineObserver, RequestRecord, StepRecord
+from lmi_core.engine.stats import EngineObserver, RequestRecord, StepRecord, observe
 from lmi_core.engine.stream import EventStream
 from lmi_core.sandbox import message
 
@@ -119,7 +119,7 @@ class SentObserver:
 
 def observe_again(observer: EngineObserver, batch: Batch) -> None:
     for method, arguments in batch.observed:
-        getattr(observer, method)(*arguments)
+        observe(getattr(observer, method), *arguments)
 
 
 def full_event(request_id: str, values: tuple[Any, ...]) -> TokenEvent:

@@ -45,7 +45,7 @@ class Completion:
         last = tokens[-1]
         return cls(
             text="".join(event.text for event in tokens),
-            token_ids=tuple(event.token_id for event in tokens),
+            token_ids=tuple(event.token_id for event in tokens if event.token_id >= 0),
             finish_reason=last.finish_reason,
             stop=last.stop,
             num_prompt_tokens=last.num_prompt_tokens,
@@ -168,8 +168,8 @@ def render_chat(directory: Path, messages: str | Sequence[Mapping[str, Any]]) ->
         raise UserError(f"{directory} has no chat template; use complete", field="messages")
     if isinstance(messages, str):
         messages = [{"role": "user", "content": messages}]
-    is_list = isinstance(messages, Sequence)
-    if not is_list or not all(isinstance(message, Mapping) for message in messages):
+    is_list = isinstance(messages, Sequence) and len(messages) > 0
+    if not is_list or not all(isinstance(each, Mapping) and "role" in each for each in messages):
         raise wrong_type(
             "messages", messages, "messages must be a text, or a list of dicts of role and content"
         )

@@ -314,7 +314,7 @@ class EngineCore:
         self, request: GenerationRequest, prompt: WholeText, arrival_s: float
     ) -> Handover:
         """What comes with a request from elsewhere."""
-        prefix_seed = request.cache_salt.encode()
+        prefix_seed = request.cache_salt.encode(errors="surrogatepass")
         adapter = self.adapters.find(request.adapter)
         if adapter is not None:
             prefix_seed = adapter.prefix_seed + prefix_seed

@@ -18,7 +18,7 @@ from lmi_core.engine.ranked_tokens import Ranked
 from lmi_core.engine.scheduler import Scheduler
 from lmi_core.engine.sequence import ActiveRequest, Sequence
 from lmi_core.engine.shown_text import shown_text
-from lmi_core.engine.stats import EngineObserver, EngineTotals
+from lmi_core.engine.stats import EngineObserver, EngineTotals, observe
 from lmi_core.engine.stream import EventStream
 from lmi_core.errors import EngineError
 from lmi_core.models.pooling_head import PoolingHead
@@ -92,7 +92,7 @@ class Delivery:
             if request.request_id in self.requests:
                 touched[request.stream] = None
                 self._put_search(request, plan.completed_s)
-        self._observer.on_token_intervals(intervals_s)
+        observe(self._observer.on_token_intervals, intervals_s)
         # A text's first token has no interval before it.
         self.tell(touched, at_once=len(intervals_s) < len(plan.outputs))
 
@@ -220,8 +220,8 @@ class Delivery:
     ) -> None:
         self._totals.num_finished_requests += 1
         if error is None:
-            self._observer.on_request(request.record())
-        self._observer.on_finish(reason)
+            observe(self._observer.on_request, request.record())
+        observe(self._observer.on_finish, reason)
         request.stream.finish(error)
 
     def _token_event(
@@ -319,7 +319,7 @@ class Delivery:
     def _observe_first(self, sequence: Sequence, now_s: float) -> None:
         if sequence.choice == 0:
             self._totals.num_cached_tokens += sequence.request.num_cached_tokens or 0
-            self._observer.on_first_token(now_s - sequence.request.arrival_s)
+            observe(self._observer.on_first_token, now_s - sequence.request.arrival_s)
 
     async def _give_turns(self) -> None:
         self._num_ranked = 0

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from lmi_core._native import LogitBiases
 from lmi_core.engine.handover import Handover
 from lmi_core.engine.logits_processors import NO_PROCESSORS
+from lmi_core.engine.param_checks import wrong_type
 from lmi_core.engine.pooling_params import framed_text
 from lmi_core.engine.request import BACKGROUND, GenerationRequest
 from lmi_core.engine.sampling_params import SamplingParams
@@ -59,6 +60,8 @@ class Intake:
 
     async def check(self, request: GenerationRequest) -> None:
         """UserError for what can't be served, the prompt's length aside."""
+        if not isinstance(request, GenerationRequest):
+            raise wrong_type("request", request, "the request must be a GenerationRequest")
         check_fields(request)
         request.params.check_types()
         if request.params.has_many_ids:

@@ -17,7 +17,7 @@ from lmi_core.engine.intake import waited_too_long
 from lmi_core.engine.plan import Plan
 from lmi_core.engine.scheduler import Scheduler
 from lmi_core.engine.sequence import ActiveRequest, Sequence
-from lmi_core.engine.stats import EngineObserver, EngineTotals, StepRecord
+from lmi_core.engine.stats import EngineObserver, EngineTotals, StepRecord, observe
 from lmi_core.engine.step_filling import fill
 from lmi_core.errors import EngineError, UserError
 from lmi_core.runners.runner import (
@@ -317,9 +317,8 @@ class StepLoop:
         totals.num_weight_bytes += self._runner.info.weight_bytes
         totals.step_seconds += seconds
         totals.native_seconds += native_seconds + plan.chain_s
-        self._observer.on_step(
-            StepRecord(plan.num_tokens, len(plan.sequences), seconds, native_seconds)
-        )
+        record = StepRecord(plan.num_tokens, len(plan.sequences), seconds, native_seconds)
+        observe(self._observer.on_step, record)
 
     def _fail(self, plan: Plan, cause: str, *, is_final: bool = False) -> None:
         """A failed step publishes nothing and takes only its own requests with it; ``is_final``: no

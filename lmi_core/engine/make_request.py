@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import fields, replace
 from typing import Any
 
@@ -57,9 +57,10 @@ def make_request(
 
 
 def _token_ids(prompt: Sequence[Any]) -> tuple[int, ...]:
-    """A prompt's ids as plain ints: numpy's are as good. Text as bytes is none."""
+    """A prompt's ids as plain ints: numpy's are as good. Text as bytes is none, nor what has no
+    order or more than ids."""
     try:
-        if isinstance(prompt, bytes | bytearray):
+        if isinstance(prompt, bytes | bytearray | Set | Mapping):
             raise TypeError
         return tuple(operator.index(token_id) for token_id in prompt)
     except TypeError:

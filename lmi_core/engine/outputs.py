@@ -101,7 +101,8 @@ class PromptTokens(Sequence[PromptToken]):
 
 @dataclass(slots=True)
 class TokenEvent:
-    """One generated token of one choice, or the prompt (``prompt`` is set and ``token_id`` is -1).
+    """One generated token of one choice, or, with ``token_id`` -1, the prompt (``prompt`` is set)
+    or the end of an aborted choice.
 
     ``text`` is what may be shown now: it never holds half a character or what may be cut off as
     part of a stop string, so it can be empty, and a later token's text can hold what an earlier one

@@ -32,7 +32,7 @@ def check_float(
     if in_range and math.isfinite(value):
         return
     allowed = f"above {low:g} and at most {high:g}" if open_low else f"between {low:g} and {high:g}"
-    raise UserError(f"{what} must be {allowed}, got {value:g}", field=name)
+    raise UserError(f"{what} must be {allowed}, got {number(value)}", field=name)
 
 
 def check_ids(name: str, ids: tuple[int, ...], vocab_size: int) -> None:
@@ -49,6 +49,11 @@ def check_ids(name: str, ids: tuple[int, ...], vocab_size: int) -> None:
             f"0 to {vocab_size - 1}. Vocabulary size: {vocab_size}",
             field=name,
         )
+
+
+def number(value: float) -> str:
+    """As it is said; an int may have no float that is as large."""
+    return f"{value:g}" if abs(value) < 1e300 else f"{value!r:.80}"
 
 
 def wrong_type(name: str, value: object, message: str) -> UserError:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from lmi_core.engine.logits_processors import NO_PROCESSORS, LogitsProcessors
-from lmi_core.engine.param_checks import check_float, check_ids, check_int, wrong_type
+from lmi_core.engine.param_checks import check_float, check_ids, check_int, number, wrong_type
 from lmi_core.errors import UserError
 from lmi_core.structured.grammar import Grammar
 from lmi_core.structured.thinking_budget import ThinkingBudget
@@ -274,7 +274,7 @@ class SamplingParams:
             if not abs(bias) <= _MAX_LOGIT_BIAS:
                 raise UserError(
                     f"logit_bias of token {token_id} must be between {-_MAX_LOGIT_BIAS:g} and "
-                    f"{_MAX_LOGIT_BIAS:g}, got {bias:g}",
+                    f"{_MAX_LOGIT_BIAS:g}, got {number(bias)}",
                     field="logit_bias",
                 )
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import logging
+from collections.abc import Callable, Iterable
 from dataclasses import astuple, dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from lmi_core.engine.outputs import FinishReason
 from lmi_core.models.pooling_head import PoolingHead
 from lmi_core.runners.runner import RunnerInfo
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 
 class LifeState(StrEnum):
@@ -157,3 +162,11 @@ class NullObserver:
 
     def on_finish(self, reason: FinishReason | None) -> None:
         pass
+
+
+def observe(method: Callable[[T], None], moment: T) -> None:
+    """Call an observer's method, whose mistakes don't end what it observes."""
+    try:
+        method(moment)
+    except Exception:
+        _log.exception("an observer failed")

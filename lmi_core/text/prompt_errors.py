@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 
 from lmi_core.errors import ContextLengthError, UserError
@@ -10,6 +11,7 @@ from lmi_core.errors import ContextLengthError, UserError
 def check_token_ids(token_ids: Sequence[int], vocab_size: int, *, field: str = "prompt") -> None:
     """Raise UserError naming the first id that the model doesn't have."""
     try:
+        operator.index(sum(token_ids))  # a float among them makes it one
         if len(token_ids) == 0 or (min(token_ids) >= 0 and max(token_ids) < vocab_size):
             return
     except TypeError:

@@ -13,6 +13,7 @@ from lmi_core.cli import DEMO_MODEL
 from lmi_core.engine.completion import check_one_choice, render_chat
 from lmi_core.engine.make_request import make_request
 from lmi_core.errors import ModelError, UserError
+from tests.engine.harness import until
 
 
 def test_whole_answers_are_the_events_put_together() -> None:
@@ -27,6 +28,21 @@ def test_whole_answers_are_the_events_put_together() -> None:
             assert (len(answer.logprobs), answer.finish_reason) == (6, FinishReason.LENGTH)
             short = await engine.complete("Once upon a time", params, max_new_tokens=2)
             assert short.token_ids == answer.token_ids[:2]
+
+    asyncio.run(run())
+
+
+def test_an_aborted_answer_has_the_tokens_before() -> None:
+    async def run() -> None:
+        async with Engine(DEMO_MODEL) as engine:
+            params = SamplingParams(ignore_eos=True, logprobs=0)
+            task = asyncio.create_task(engine.complete("Once", params, request_id="mine"))
+            await until(lambda: engine.stats().totals.num_generated_tokens >= 5)
+            engine.abort("mine")
+            answer = await task
+            assert answer.finish_reason is FinishReason.ABORT
+            assert len(answer.token_ids) == len(answer.logprobs) >= 5
+            assert answer.text == engine.decode(answer.token_ids, skip_special_tokens=True)
 
     asyncio.run(run())
 
@@ -97,7 +113,7 @@ def test_what_is_no_model_is_refused_at_construction(config: Any) -> None:
         Engine(config)
 
 
-@pytest.mark.parametrize("messages", [None, 5, ["hi"], b"hi"])
+@pytest.mark.parametrize("messages", [None, 5, ["hi"], b"hi", [], [{"content": "hi"}]])
 def test_what_is_no_conversation_is_refused(messages: Any) -> None:
     with pytest.raises(UserError, match="messages must be a text, or a list of dicts of role and"):
         render_chat(DEMO_MODEL, messages)

@@ -7,6 +7,8 @@ import itertools
 import os
 import time
 
+import pytest
+
 from lmi_core import _native
 from lmi_core.engine.outputs import FinishReason
 from lmi_core.engine.sampling_params import SamplingParams
@@ -141,6 +143,32 @@ def test_an_idle_engine_sleeps() -> None:
             assert engine.stats().totals.num_steps == turns
 
     run(main())
+
+
+@pytest.mark.parametrize(
+    "method", ["on_step", "on_first_token", "on_token_intervals", "on_request", "on_finish"]
+)
+def test_an_observer_that_fails_harms_nobody(
+    method: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls = []
+
+    def fail(moment: object) -> None:
+        calls.append(moment)
+        raise ValueError("an observer's mistake")
+
+    observer = Recorder()
+    monkeypatch.setattr(observer, method, fail)
+
+    async def main() -> None:
+        async with make_engine(observer=observer) as engine:
+            for _ in range(2):
+                assert len(await collect(engine, [1, 2, 3], PARAMS)) == PARAMS.max_new_tokens
+            assert engine.healthy
+
+    run(main())
+    assert calls
+    assert "an observer failed" in caplog.text
 
 
 def test_observers_and_totals_see_every_moment() -> None:

@@ -30,11 +30,15 @@ from tests.engine.harness import assert_nothing_leaked, collect, make_engine, ru
         ([1], SamplingParams(repetition_penalty=1e-50), "repetition_penalty must be between 0.001"),
         ([1], SamplingParams(logit_bias=((3, 1e300),)), r"token 3 must be between -1e\+09 and"),
         ([1], SamplingParams(logit_bias=((3, math.nan),)), "logit_bias of token 3"),
+        ([1], SamplingParams(logit_bias=((3, -(10**400)),)), "logit_bias of token 3 .* got -1000"),
+        ([1], SamplingParams(temperature=10**400), "temperature must be between 0 .* got 1000"),
         ([1], SamplingParams(bad_words_ids=(tuple(range(250)),) * 263), "65750 token ids; at most"),
         (None, SamplingParams(), "a text or a sequence of token ids, got NoneType"),
         (5, SamplingParams(), "a text or a sequence of token ids, got int 5"),
         (b"hi", SamplingParams(), "a text or a sequence of token ids, got bytes"),
         ([1, "a"], SamplingParams(), "a text or a sequence of token ids, got list"),
+        ({1: 2}, SamplingParams(), "a text or a sequence of token ids, got dict"),
+        ({1, 2}, SamplingParams(), "a text or a sequence of token ids, got set"),
         ([1], {"max_new_tokens": 3}, "params must be SamplingParams, got dict"),
         ([1], SamplingParams(max_new_tokens="3"), "max_new_tokens must be an int, got str '3'"),
         ([1], SamplingParams(max_new_tokens=2.5), "max_new_tokens must be an int, got float"),
@@ -97,6 +101,21 @@ def test_numbers_beyond_those_of_the_native_code_harm_nobody(params: SamplingPar
     run(main())
 
 
+def test_any_text_salts_the_cache() -> None:
+    async def main() -> None:
+        async with make_engine() as engine:
+            params = SamplingParams(max_new_tokens=1)
+            prompt = list(range(40))
+            request = GenerationRequest(
+                request_id="r", prompt_token_ids=tuple(prompt), params=params, cache_salt="\ud800"
+            )
+            assert await collect(engine, request)
+            assert (await collect(engine, request))[0].num_cached_tokens > 0
+            assert (await collect(engine, prompt, params))[0].num_cached_tokens == 0
+
+    run(main())
+
+
 def test_ids_of_another_integer_type_are_ids() -> None:
     params = SamplingParams(max_new_tokens=3)
 
@@ -118,6 +137,7 @@ def test_ids_of_another_integer_type_are_ids() -> None:
         ({}, "give either prompt or prompt_token_ids"),
         ({"prompt": b"hi"}, "prompt is b'hi'; allowed are str, None"),
         ({"prompt_token_ids": ("x",)}, "token ids are ints, not"),
+        ({"prompt_token_ids": (1.0, 2)}, r"token ids are ints, not \[1.0, 2\]"),
         ({"prompt_token_ids": [1.5]}, "the prompt must be a text or a sequence of token ids, got"),
         ({"prompt": "a", "cache_salt": None}, "cache_salt is None; allowed are str"),
         ({"prompt": "a", "tenant": 7}, "tenant is 7; allowed are str"),
@@ -133,6 +153,16 @@ def test_requests_of_wrong_types_are_refused(fields: dict[str, Any], message: st
             with pytest.raises(UserError, match=message):
                 await collect(engine, GenerationRequest(request_id="r", **fields))
             await assert_nothing_leaked(engine)
+
+    run(main())
+
+
+@pytest.mark.parametrize("request_", ["text", None, [1]])
+def test_what_is_no_request_is_refused(request_: Any) -> None:
+    async def main() -> None:
+        async with make_engine() as engine:
+            with pytest.raises(UserError, match="the request must be a GenerationRequest, got"):
+                await engine.subscribe(request_, lambda: None)
 
     run(main())
 
