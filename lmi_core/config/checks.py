@@ -10,7 +10,7 @@ from lmi_core.config.artefacts.model_files import ModelFiles
 from lmi_core.config.paths import is_dir
 from lmi_core.config.problem import Problems
 from lmi_core.config.sources.merge import Values
-from lmi_core.config.system import WrittenFor
+from lmi_core.config.system import ENTRY_POINTS, WrittenFor
 from lmi_core.config.table.accelerate import NATIVE_QUANTIZE
 
 _TNX_KEYS = (
@@ -100,15 +100,26 @@ def _queue(subject: Subject) -> None:
 
 
 def _prompt_fits(subject: Subject) -> None:
-    prompt = subject.option("max_input_tokens")
-    for name in ("max_model_len", "max_tokens", "n_positions"):
-        length = subject.option(name)
-        if isinstance(prompt, int) and isinstance(length, int) and prompt >= length:
-            subject.error(
-                "option.max_input_tokens",
-                f"option.max_input_tokens={prompt} leaves no room for an answer within "
-                f"option.{name}={length}; make it smaller",
-            )
+    for key in ("max_input_tokens", "max_input_len"):
+        prompt = subject.option(key)
+        for name in ("max_model_len", "max_tokens", "n_positions"):
+            length = subject.option(name)
+            if isinstance(prompt, int) and isinstance(length, int) and prompt >= length:
+                subject.error(
+                    f"option.{key}",
+                    f"option.{key}={prompt} leaves no room for an answer within "
+                    f"option.{name}={length}; make it smaller",
+                )
+
+
+def _entry_point(subject: Subject) -> None:
+    given = str(subject.option("entryPoint") or "")
+    if given.startswith("djl_python.") and given not in ENTRY_POINTS:
+        subject.error(
+            "option.entryPoint",
+            f"option.entryPoint={given[:80]} is no built-in handler; there are "
+            f"{', '.join(ENTRY_POINTS)}",
+        )
 
 
 def _mpi(subject: Subject) -> None:
@@ -234,6 +245,7 @@ _COMMON: tuple[Rule, ...] = (
     _static_batching,
     _queue,
     _prompt_fits,
+    _entry_point,
     _mpi,
     _int8_dtype,
 )

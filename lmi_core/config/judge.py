@@ -17,6 +17,7 @@ from lmi_core.config.artefacts.model_source import ModelSource
 from lmi_core.config.model_config import ModelConfig
 from lmi_core.config.problem import Problem, Problems
 from lmi_core.config.secure_mode import check_secure
+from lmi_core.config.targets.engine_settings import fields_of
 from lmi_core.config.targets.placed_subject import DEGREE
 from lmi_core.config.targets.placement_on_cpu import COPY_KEYS
 from lmi_core.config.targets.rotary_settings import ROTARY_KEYS
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
 _Check = Callable[[], "tuple[str, ...] | FoundModel | None"]
 """Raises UserError for what can't be served; what it returns are warnings, or a model that has
 some."""
+
+
+ONLY_CHATS = "chats are refused, everything else works"
+"""Where a chat template is broken."""
 
 
 class Verdict(NamedTuple):
@@ -61,11 +66,20 @@ def judge(model: ModelConfig, server: ServerConfig, environ: Mapping[str, str]) 
             for note in notes:
                 problems.warn(str(model.source.location), note)
         except UserError as error:
-            key = error.field if error.field in model.values else None
+            key = _key_of(model, error.field)
             problems.error("" if key is None else model.where(key), str(error), key)
         except OSError as error:
             problems.error(str(error.filename or ""), f"can't be read: {error.strerror or error}")
     return Verdict(tuple(problems.items), found)
+
+
+def _key_of(model: ModelConfig, field: str | None) -> str | None:
+    """The key that was written for what is at fault: itself, or what sets that field."""
+    if field is None or field in model.values:
+        return field
+    given = sorted(model.values.values(), key=lambda value: value.setting.rank)
+    keys = [value.option.key for value in given if field in fields_of(value, model.backend)]
+    return keys[-1] if keys else None
 
 
 def judge_server(server: ServerConfig) -> tuple[Problem, ...]:
@@ -186,19 +200,21 @@ def _check_device(model: ModelConfig) -> None:
         raise MissingExtraError("spreading a model's layers over devices", "transformers")
 
 
-def _check_template(model: ModelConfig, directory: Path | None) -> None:
-    """That of the options, and the model's own."""
+def _check_template(model: ModelConfig, directory: Path | None) -> tuple[str, ...]:
+    """That of the options, and the model's own; what is broken in it."""
     if directory is None and model.get("option.tokenizer_config_path") is None:
-        return
+        return ()
     from lmi_core.text.chat import ChatTemplate
 
     files = directory or Path()
     config_path = model.file("option.tokenizer_config_path", files)
-    ChatTemplate.load(
+    template = ChatTemplate.load(
         files,
         template=None if directory is None else model.file("option.chat_template", files),
         config_path=None if config_path is None else Path(config_path),
     )
+    faults = [] if template is None else template.faults()
+    return tuple(f"{fault}; {ONLY_CHATS}" for fault in faults)
 
 
 def _check_sampling(model: ModelConfig, directory: Path) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from lmi_core.config.rows import Row, server_rows
 from lmi_core.config.sources.command_line import Invocation, parse_command_line
 from lmi_core.config.sources.environment import is_tgi, read_environment
 from lmi_core.config.sources.load_models import ModelEntry
-from lmi_core.config.sources.merge import merge
+from lmi_core.config.sources.merge import Values, merge
 from lmi_core.config.sources.models import (
     Listed,
     list_entry,
@@ -26,6 +26,7 @@ from lmi_core.config.sources.models import (
 )
 from lmi_core.config.sources.origin import Rank, Setting
 from lmi_core.config.sources.properties import read_server_file
+from lmi_core.config.system import FEATURES
 from lmi_core.config.table import BY_KEY
 from lmi_core.config.targets.host import Host, detect_host
 from lmi_core.config.targets.server_config import ServerConfig, server_config
@@ -149,14 +150,13 @@ class _Examination:
         self.server_values = merge(own, problems, strict=invocation.strict)
         self.shared_values = merge(shared, problems, strict=invocation.strict)
         server = server_config(self.server_values, problems, tgi=tgi)
-        features = re.split("[, ]+", str(self.server_values.get("features") or "").lower())
         self.around = Surroundings(
             invocation=invocation,
             environ=environ,
             host=host,
             server=server,
             shared=tuple(shared),
-            features=tuple(filter(None, features)),
+            features=_features(self.server_values, problems),
             default_model=default_model,
             tgi=tgi,
         )
@@ -208,17 +208,36 @@ class _Examination:
         return model
 
     def _check_names(self, models: Sequence[ModelConfig], listed: Sequence[Listed]) -> None:
-        """Requests name the model they are for, so that each needs a name of its own."""
+        """Requests name the model they are for, so that each needs a name of its own, which answers
+        can hold."""
         seen: set[tuple[str, str | None]] = set()
         for model, source in zip(models, listed, strict=True):
-            if (model.name, model.version) in seen:
-                where = model.where("option.modelName")
+            where = model.where("option.modelName")
+            where = source.entry.where if where == "default" else where
+            if any("\ud800" <= char <= "\udfff" for char in model.name):
                 self.problems.error(
-                    source.entry.where if where == "default" else where,
+                    where, f"the model's name {model.name!r} isn't valid UTF-8; give it another"
+                )
+            if (model.name, model.version) in seen:
+                self.problems.error(
+                    where,
                     f"two models are named {model.name!r}; give each its own name "
                     "(NAME=PATH in load_models, or option.modelName in its serving.properties)",
                 )
             seen.add((model.name, model.version))
+
+
+def _features(server: Values, problems: Problems) -> tuple[str, ...]:
+    """The libraries of the container, of which some decide who serves models."""
+    features = re.split("[, ]+", str(server.get("features") or "").lower())
+    for name in filter(None, features):
+        if name not in FEATURES:
+            problems.warn(
+                server.where("features"),
+                f"{name[:40]!r} is none of {', '.join(FEATURES)}; it has no effect",
+                "features",
+            )
+    return tuple(filter(None, features))
 
 
 def _check_downloaded(model: ModelConfig, problems: Problems) -> None:

@@ -42,7 +42,12 @@ class Row:
 
 def server_rows(values: Values, problems: Problems) -> tuple[Row, ...]:
     """Return a row for every server key given."""
-    return tuple(_given(value, "server", problems) for value in values.known.values())
+    return tuple(
+        _ignored(value, values.ignored[key])
+        if key in values.ignored
+        else _given(value, "server", problems)
+        for key, value in values.known.items()
+    )
 
 
 def model_rows(values: Values, backend: str, system: str, problems: Problems) -> tuple[Row, ...]:

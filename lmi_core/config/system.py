@@ -34,6 +34,8 @@ _BY_ROLLING_BATCH = {
     "tnx": "neuronx",
     "neuron": "neuronx",
 }
+FEATURES = ("trtllm", "lmi-dist", "vllm", "tnx")
+"""Libraries that images name; Neuron's decides nothing here."""
 _ALIASES = {
     "DeepSpeed": "djl_python.deepspeed",
     "FasterTransformer": "djl_python.fastertransformer",
@@ -41,6 +43,8 @@ _ALIASES = {
 # On Neuron devices with a degree of parallelism their models get Neuron's entry point.
 _BY_DEVICE = frozenset({"accelerate", "common", "lmi_dist", "scheduler"})
 HUGGING_FACE = "djl_python.huggingface"
+ENTRY_POINTS = (HUGGING_FACE, *_BY_ENTRY_POINT)
+"""Built-in handlers that there are."""
 _LMI_DIST = re.compile(
     "falcon|gpt-neox|t5|llama|mpt|gpt-bigcode|aquila|baichuan|bloom|chatglm|deci|gemma|gpt2|gptj|"
     "internlm2|mistral|mixtral|opt|phi|qwen|qwen2|stablelm|dbrx|starcoder2"

@@ -72,6 +72,8 @@ def objection_to(scaling: Mapping[str, Any]) -> str | None:
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     if not isinstance(kind, str) or _OLD_KINDS.get(kind, kind) not in KINDS:
         return f"has rope_type {kind!r:.40}; supported: {', '.join(KINDS)}"
+    if "factor" in scaling and not scaling.keys() & {"rope_type", "type"}:
+        return f"has a factor, but no rope_type, which is one of {', '.join(KINDS)}"
     if unknown := sorted(scaling.keys() - _NAMES):
         return f"has {unknown[0][:40]!r}; allowed are {', '.join(sorted(_NAMES))}"
     return None

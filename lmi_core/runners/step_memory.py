@@ -21,7 +21,7 @@ NUM_STEPS = 3
 MAX_LOGIT_ROWS = 256
 """Rows whose logits one step computes; prompt log-probabilities go in chunks of at most this."""
 DEFAULT_BATCHED_TOKENS = {"cpu": 2048, "cuda": 8192}
-"""Of a step, by the type of device."""
+"""Of a step, by the type of device; more where more sequences run."""
 DEFAULT_CONTEXT_TOKENS = 4096
 """The default pool has room for max_num_seqs sequences of this length (or the model's)."""
 
@@ -68,7 +68,7 @@ class StepSizes:
             config,
             vocab_size=spec.vocab_size,
             max_positions=spec.max_positions,
-            max_num_tokens=DEFAULT_BATCHED_TOKENS[device],
+            max_num_tokens=max(DEFAULT_BATCHED_TOKENS[device], config.max_num_seqs),
             pools=not spec.has_head,
             takes_whole=not spec.is_causal,
         )

@@ -95,7 +95,8 @@ class EngineConfig:
     max_num_seqs: int = 32
     """Sequences that run at once (max_rolling_batch_size)."""
     max_num_batched_tokens: int | None = None
-    """Token budget of one step, prefill chunks and decode rows together; None: 2048 on CPU."""
+    """Token budget of one step, prefill chunks and decode rows together; None: 2048 on CPU, or
+    ``max_num_seqs`` where that is more."""
     max_queue_size: int = 1000
     """Requests waiting beyond those running before new ones are refused (job_queue_size)."""
     max_queue_s: float | None = None

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lmi_core.backends.open_backend import open_backend
+from lmi_core.config.judge import ONLY_CHATS
 from lmi_core.config.model_config import ModelConfig
 from lmi_core.config.table import BY_KEY
 from lmi_core.config.table.capabilities import BACKENDS
@@ -247,7 +248,7 @@ def _chat_template(launch: Launch) -> ChatTemplate | None:
         reasoning="none" if reasoning == "none" else REASONING.get(str(reasoning)),
     )
     for fault in [] if template is None else template.faults():
-        log.warning("%s; chats are refused, everything else works", fault)
+        log.warning("%s; %s", fault, ONLY_CHATS)
     return template
 
 

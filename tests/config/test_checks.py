@@ -68,6 +68,8 @@ def texts(problems):
         ("option.max_model_len=4096", "more than the model's 2048 positions"),
         ("option.tokens_per_block=40", "not a multiple of 16"),
         ("option.max_input_tokens=9\noption.max_model_len=9", "leaves no room for an answer"),
+        ("option.max_input_len=9\noption.max_model_len=9", "leaves no room for an answer"),
+        ("option.entryPoint=djl_python.hugingface", "is no built-in handler; there are djl_pyth"),
     ],
 )
 def test_errors(model_dir, explained, properties, message):
@@ -93,6 +95,32 @@ def test_warnings(model_dir, explained, properties, message):
     report = explained(model_dir(properties, config=LLAMA))
     assert message in texts(report.warnings)
     assert not report.errors
+
+
+@pytest.mark.parametrize(
+    ("properties", "key", "why"),
+    [
+        (
+            "option.prefix_cache_dir=kept\noption.enable_prefix_caching=false",
+            "option.prefix_cache_dir",
+            "option.enable_prefix_caching=false keeps no prefixes",
+        ),
+        (
+            "option.max_output_len=9\noption.max_model_len=64",
+            "option.max_output_len",
+            "option.max_model_len says how long a sequence may be",
+        ),
+    ],
+)
+def test_what_has_no_effect_beside_another_key(model_dir, explained, properties, key, why):
+    report = explained(model_dir(properties, config=LLAMA))
+    assert not report.errors
+    assert {row.key: row.text for row in report.rows[0]}[key] == why
+
+
+def test_a_library_that_no_image_has(model_dir, explained):
+    report = explained(model_dir("", config=LLAMA), environ={"SERVING_FEATURES": "vllm,lmidist"})
+    assert "SERVING_FEATURES: 'lmidist' is none of trtllm, lmi-dist" in texts(report.warnings)
 
 
 def test_chatglm_needs_its_version(model_dir, explained):

@@ -226,6 +226,7 @@ def test_weights_that_are_no_regular_file(model, monkeypatch, kind, name):
     [
         (),
         ("-o", "enable_lora=true"),
+        ("-o", "max_rolling_batch_size=3000"),
         ("--quantize", "int4", "--max-model-len", "128"),
         ("-o", "device=torch-cpu"),
         ("-o", "chat_template={{ messages }}"),
@@ -284,6 +285,19 @@ def test_what_is_served_otherwise_is_said_and_logged(model, caplog, change, argv
     for said in (text, caplog.text):
         assert ("factors of long" in said or "contexts end" in said) == (note is not None)
         assert note is None or note in said
+
+
+@pytest.mark.parametrize(
+    ("change", "argv", "said"),
+    [
+        (None, ("-o", "num_threads=2000"), "  -o option.num_threads: num_threads is 2000; allowed"),
+        (write("chat_template.jinja", "{% if %}"), (), "chats are refused, everything else works"),
+    ],
+)
+def test_faults_have_their_place_and_what_is_served_without_is_said(model, change, argv, said):
+    if change is not None:
+        change(model)
+    assert said in explain(str(model), *argv)[1]
 
 
 @pytest.mark.parametrize(

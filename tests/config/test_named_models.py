@@ -36,6 +36,24 @@ def test_a_file_url_of_load_models_is_decoded(host, model_dir, resolved):
     assert (found.name, found.directory) == ("my_ü_model", model)
 
 
+def test_load_models_beside_models_of_the_command_line_is_not_used(model_dir, explained):
+    path = model_dir("", name="a", config=LLAMA)
+    report = explained(path, environ={"SERVING_LOAD_MODELS": "other=elsewhere"})
+    [warning] = report.warnings
+    why = "is not used: the command line names the models"
+    assert str(warning) == f"SERVING_LOAD_MODELS: load_models {why}"
+    assert [(row.outcome, row.text) for row in report.server_rows] == [(Outcome.NO_EFFECT, why)]
+    assert [model.name for model in report.models] == ["a"]
+
+
+def test_a_name_that_no_answer_can_hold(model_dir, explained):
+    path = model_dir("", name="a", config=LLAMA)
+    [error] = explained(path, environ={"OPTION_MODELNAME": "caf\udce9"}).errors
+    assert str(error) == (
+        "OPTION_MODELNAME: the model's name 'caf\\udce9' isn't valid UTF-8; give it another"
+    )
+
+
 def test_model_store_is_scanned(model_dir, explained):
     model_dir("", name="store/a", config=LLAMA)
     model_dir("", name="store/b", config=LLAMA)

@@ -15,6 +15,7 @@ OVER_THETA = ("--hf-overrides", json.dumps({"rope_parameters": {**YARN, "rope_th
     [
         (("--rope-scaling", "cubic"), "is not linear or dynamic or a JSON object"),
         (("--rope-scaling", '{"factor": 2, "rope_type": "cubic"}'), "has rope_type 'cubic'; supp"),
+        (("--rope-scaling", '{"factor": 2}'), "has a factor, but no rope_type, which is one of"),
         (("--rope-scaling", json.dumps({**YARN, "fcator": 2})), "has 'fcator'; allowed are"),
         (("--hf-overrides", '{"rope_parameters": {"rope_type": 3}}'), "has rope_type 3; supported"),
         (("--hf-overrides", '{"rope_parameters": 3}'), "rope_parameters must be an object"),

@@ -93,6 +93,7 @@ def test_possible_values(kind, text, value):
         (ScaledInt(), "-1", "integer >= 1"),
         (ScaledInt(), "auto", "integer >= 1"),
         (ScaledInt(), "0k", "out of range"),
+        (Int(1), "9" * 20, "at most 9223372036854775807"),
         (ScaledInt(), "9999999T", "out of range"),
         (ScaledInt(), "1.5K", "write 1.5k, a power of 1000"),
         (ScaledInt(has_auto=True), "4 k", "or auto"),

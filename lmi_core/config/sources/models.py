@@ -67,6 +67,10 @@ def list_models(
     """Return the models to serve; ``default_model``, or an error, if none is named."""
     if invocation.models:
         _warn_of_unused(environ, problems)
+        if "load_models" in server.known:
+            why = "is not used: the command line names the models"
+            problems.warn(server.where("load_models"), f"load_models {why}", "load_models")
+            server.ignored["load_models"] = why
         named = [_named(text, archives, problems) for text in invocation.models]
         return [model for model in named if model is not None]
     entries = _entries(server, shared, problems)

@@ -86,6 +86,8 @@ class Int:
         if not _INTEGER.fullmatch(word):
             raise ValueError(f"is not {self.describe()}")
         value = int(word)
+        if value > INT64_MAX:
+            raise ValueError(f"is out of range, allowed is at most {INT64_MAX}")
         if value > self.maximum or (self.minimum is not None and value < self.minimum):
             raise ValueError(f"is out of range, allowed is {self.describe()}")
         return value

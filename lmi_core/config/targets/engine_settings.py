@@ -89,7 +89,7 @@ def engine_settings(
     allowed = frozenset(field.name for field in fields(_CONFIGS[backend])) - _NOT_SET
     chosen: dict[str, Value] = {}
     for value in values.used():
-        for field, target in _fields(value, backend).items():
+        for field, target in fields_of(value, backend).items():
             if field not in allowed or value.option.key in values.refused:
                 continue
             if field not in chosen:
@@ -111,13 +111,15 @@ def engine_settings(
     try:
         config = _CONFIGS[backend](model=Path(), served_model_name=name, **settings)
     except UserError as error:
-        problems.error("", str(error))
+        at_fault = chosen.get(error.field or "")
+        key = None if at_fault is None else at_fault.option.key
+        problems.error("" if at_fault is None else at_fault.setting.where, str(error), key)
         return None
     _check(config, backend, values, files, problems)
     return EngineSettings(config, tuple(settings))
 
 
-def _fields(value: Value, backend: str) -> Mapping[str, object]:
+def fields_of(value: Value, backend: str) -> Mapping[str, object]:
     """What a value sets of the engine's configuration."""
     action = value.option.actions.get(backend)
     outcome = effect_of_value(value, backend).outcome
@@ -164,6 +166,7 @@ def settle_keys(
     """Note what device and checkpoint make of other keys, where our engine drives the model."""
     if runs_in_engine(backend):
         _ignore_for_device(values, placement, problems)
+        _ignore_beside_others(values, backend)
     if backend == "lmi":
         if system == "trtllm":
             _quantise_as_trtllm(values, files, placement)
@@ -187,6 +190,16 @@ def _ignore_for_device(values: Values, placement: Placement, problems: Problems)
             why = f"{key} belongs to option.device=cpu, not to {placement.device}"
             problems.warn(values.where(key), why, key)
             values.ignored[key] = why
+
+
+def _ignore_beside_others(values: Values, backend: str) -> None:
+    """Note the keys that mean nothing beside what else is given."""
+    if values.get("option.enable_prefix_caching") is False:
+        why = "option.enable_prefix_caching=false keeps no prefixes"
+        values.ignored |= {f"option.prefix_cache_{name}": why for name in ("dir", "bytes")}
+    lengths = [v.option.key for v in values.used() if "max_model_len" in fields_of(v, backend)]
+    if lengths:
+        values.ignored["option.max_output_len"] = f"{lengths[0]} says how long a sequence may be"
 
 
 def _quantise_as_trtllm(values: Values, files: ModelFiles, placement: Placement) -> None:
