@@ -8,7 +8,7 @@ import os
 import queue
 import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -145,6 +145,9 @@ class Engine(Completing):
     def __enter__(self) -> Self:
         if not self._own_loop:
             raise UserError("synchronous use needs Engine(..., own_loop=True)", field="own_loop")
+        with suppress(RuntimeError):  # where no loop runs
+            asyncio.get_running_loop()
+            raise UserError("an event loop runs here: write 'async with'")
         asyncio.run(self.start())
         return self
 
