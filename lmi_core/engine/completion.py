@@ -111,7 +111,7 @@ class Completing:
     ) -> FloatArray:
         """The embedding of a text or of token ids, fp32 [n]; ``options`` are fields of
         GenerationRequest. Raises UserError for a model that generates or scores."""
-        options["pooling"] = params or PoolingParams()
+        options["pooling"] = PoolingParams() if params is None else params
         [event] = [event async for event in self.generate(prompt, **options)]
         return pooled_of(event)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import collections.abc as abc
 import hashlib
+from dataclasses import fields
 from functools import partial
 
 import numpy as np
@@ -104,6 +105,7 @@ class Intake:
     def _check_task(self, request: GenerationRequest) -> None:
         if request.pooling is not None and self._head is not None:
             request.pooling.check(self._head)
+            _check_pooled(request)
         elif self._head is not None:
             gives, route = "embeddings", "/v1/embeddings or /embed"
             if self._head.spec.task == "rerank":
@@ -232,6 +234,19 @@ class Intake:
             )
             for choice in range(params.num_sequences)
         ]
+
+
+def _check_pooled(request: GenerationRequest) -> None:
+    """Raise UserError for what only generated texts have."""
+    names = ["echo"] if request.echo else []
+    for each in fields(SamplingParams) if request.params != SamplingParams() else ():
+        if getattr(request.params, each.name) != each.default:
+            names.append(each.name)
+    if names:
+        raise UserError(
+            f"{names[0]} is for generated texts, not for embeddings and scores: leave it out",
+            field=names[0],
+        )
 
 
 async def prompt_of(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from lmi_core.errors import TaskError, UserError
 from lmi_core.models.pooling import PoolingSpec
 from lmi_core.models.pooling_head import PoolingHead
+from lmi_core.settings.field_checks import check_fields
 from lmi_core.text.framed_text import FramedText, Truncate
 from lmi_core.weights.formats import FloatArray
 
@@ -37,7 +38,8 @@ class PoolingParams:
         return head.embedding(pooled, self.dimensions, normalize=normalize)
 
     def check(self, head: PoolingHead) -> None:
-        """Raise UserError for what a model with ``head`` can't give."""
+        """Raise UserError for what a model with ``head`` can't give, and for other types."""
+        check_fields(self)
         spec, size = head.spec, head.size
         if spec.task == "rerank":
             if self.text_pair is None:

@@ -180,6 +180,24 @@ async def test_a_model_gives_what_it_is_for() -> None:
         )
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"n": 2}, "n is for generated texts, not for embeddings and scores: leave it out"),
+        ({"num_beams": 2}, "num_beams is for generated texts"),
+        ({"echo": True}, "echo is for generated texts"),
+        ({"params": {}}, "pooling is {}; allowed are PoolingParams, None"),
+        ({"params": PoolingParams(truncate="both")}, "truncate is 'both'; allowed are , left"),  # type: ignore[arg-type]
+        ({"params": PoolingParams(dimensions=2.5)}, "dimensions is 2.5; allowed are int, None"),  # type: ignore[arg-type]
+    ],
+)
+@in_a_loop
+async def test_what_no_embedding_has_is_refused(options: dict[str, Any], said: str) -> None:
+    async with engine_of(decoder("qwen3")) as engine:
+        with pytest.raises(UserError, match=said):
+            await asyncio.wait_for(engine.embed("a fox", **options), 10)
+
+
 @pytest.mark.parametrize("name", DECODERS)
 @in_a_loop
 async def test_classifiers_score_pairs(name: str) -> None:
