@@ -43,3 +43,5 @@ def check_adapter_name(name: object) -> None:
     """Raise UserError for what can't be an adapter's name; "" stands for the base model."""
     if not isinstance(name, str) or not name:
         raise UserError(f"an adapter's name is a text, not {name!r:.80}", field="adapter")
+    if any("\ud800" <= char <= "\udfff" for char in name):
+        raise UserError(f"an adapter's name is valid UTF-8, not {name!r:.80}", field="adapter")

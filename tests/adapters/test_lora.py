@@ -297,6 +297,7 @@ def test_a_broken_adapter_ends_the_start(tmp_path: Path) -> None:
         ({"max_rank": "8"}, "max_rank is '8'; allowed are int"),
         ({"adapters": [("a", Path("x"))]}, "allowed are tuple"),
         ({"adapters": (("", Path("x")),)}, "an adapter's name is a text, not ''"),
+        ({"adapters": (("\udce9", Path("x")),)}, "an adapter's name is valid UTF-8, not"),
         ({"adapters": (("a", Path("x")), ("a", Path("y")))}, "2 adapters have the name 'a'"),
     ],
 )
