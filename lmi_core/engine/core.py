@@ -89,8 +89,8 @@ class EngineCore:
         self._totals = EngineTotals()
         speculation = speculation_of(config.speculation, runner, self._memory, self._totals)
         self._scheduler = Scheduler(self._memory, policy, speculation)
-        self._pools = runner.info.pooling is not None
-        self._head = cast(PoolingRunner, runner).head if self._pools else None
+        pools = runner.info.pooling is not None
+        self._head = cast(PoolingRunner, runner).head if pools else None
         self._delivery = Delivery(
             self._scheduler,
             tokenizer,
@@ -117,7 +117,7 @@ class EngineCore:
         max_total_tokens = min(runner.info.max_model_len, self._memory.num_max_tokens)
         self.info = EngineInfo(
             model=config.served_model_name,
-            max_prompt_tokens=max_total_tokens - (not self._pools),
+            max_prompt_tokens=max_total_tokens - (not pools),
             max_total_tokens=max_total_tokens,
             eos_token_ids=parts.eos_token_ids,
             runner=runner.info,
