@@ -37,12 +37,7 @@ def attention(
     sees_later: bool = False,
     relative: Tensor | None = None,
 ) -> Tensor:
-    """Causal attention with grouped queries, [T, hq d] -> [T, hq d] in q's dtype.
-
-    keys, values: one layer's [slots, hkv, d]. ``window``: keys seen counting the query's own; 0:
-    all. ``soft_cap``: 0: none. ``scales``: of 8-bit keys and values. ``slopes``, ``sinks``: of
-    heads, which the project's kernels see to, as they do to ``sees_later`` and ``relative``.
-    """
+    """As ``torch_ops`` has it; what the package lacks, the project's kernels see to."""
     settings = {
         "num_q_heads": num_q_heads,
         "scale": scale,

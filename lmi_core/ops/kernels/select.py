@@ -97,7 +97,8 @@ _INVARIANT = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernels:
-    """One function per op, all of one signature whatever implements it, and what was chosen."""
+    """One function per op, as ``torch_ops`` documents it whatever implements it, and what was
+    chosen."""
 
     chosen: Mapping[str, str]
     linear: Callable[..., Any]

@@ -35,9 +35,7 @@ def can_quantize(num_columns: int) -> bool:
 def gated_activation(
     gate_up: Tensor, activation: str, *, out_dtype: torch.dtype, codes: RowFormat | None = None
 ) -> Tensor | QuantizedRows:
-    """act(gate) * up: [R, 2 n], gate before up -> [R, n]. ``gate_up``: fp32, or, without codes,
-    bf16 as ``out_dtype``. ``activation``: silu, gelu_tanh, gelu, relu, relu2, clamped_swiglu.
-    ``codes``: the result, rounded to ``out_dtype``, quantised for such weights."""
+    """As ``torch_ops`` has it; with ``codes``, ``gate_up`` is fp32."""
     if activation not in CODED_ACTIVATIONS:
         plain = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2, dtype=out_dtype)
         _activate(gate_up, plain, activation, is_gated=True)
@@ -64,19 +62,19 @@ def gated_activation(
 def activation(
     x: Tensor, activation: str, *, out_dtype: torch.dtype, codes: RowFormat | None = None
 ) -> Tensor | QuantizedRows:
-    """act(x), otherwise as ``gated_activation``."""
+    """As ``torch_ops`` has it."""
     y = torch.empty_like(x, dtype=out_dtype)
     _activate(x, y, activation)
     return y if codes is None else quantize_rows(y, codes)
 
 
 def soft_cap(x: Tensor, cap: float) -> Tensor:
-    """cap tanh(x / cap): fp32 [R, n], in place."""
+    """As ``torch_ops`` has it."""
     return _activate(x, x, "soft_cap", cap=cap)
 
 
 def clip(x: Tensor, cap: float) -> Tensor:
-    """x between -cap and cap: fp32 [R, n], in place."""
+    """As ``torch_ops`` has it."""
     return _activate(x, x, "clip", cap=cap)
 
 

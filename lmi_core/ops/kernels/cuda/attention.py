@@ -41,14 +41,9 @@ def attention(
     relative: Tensor | None = None,
     prefills_all: bool = False,
 ) -> Tensor:
-    """Causal attention with grouped queries, [T, hq d] -> [T, hq d] in q's dtype.
-
-    keys, values: one layer's [slots, hkv, d]. ``window``: keys seen counting the query's own; 0:
-    all. ``soft_cap``: 0: none. ``scales``: of 8-bit keys and values. ``slopes``: [hq], ALiBi's.
-    ``sinks``: [hq], of scores without values. ``sees_later``, ``relative``: of ``ops.attention``,
-    which other kernels have. ``prefills_all``: rows alone are tiles of a prefill, too, which walks
-    the keys in tiles at absolute positions: a row's bits are those that it has in any step.
-    """
+    """As ``torch_ops`` has it. ``prefills_all``: rows alone are tiles of a prefill, too, which
+    walks the keys in tiles at absolute positions: a row's bits are those that it has in any
+    step."""
     num_kv_heads, head_dim = keys.shape[1:]
     group = num_q_heads // num_kv_heads
     reason = not_covered(

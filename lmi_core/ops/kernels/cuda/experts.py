@@ -22,7 +22,7 @@ MAX_EXPERTS, MAX_GROUPS = 512, 32
 
 
 def route(logits: Tensor, *, scoring: str, normalizes: bool, **settings: Any) -> Tensor:
-    """Ids ascending, then weights: fp32 [T, experts] -> [T, 2 top_k]; see ``ops.route``."""
+    """As ``torch_ops`` has it."""
     num_tokens, num_experts = logits.shape
     reason = routing_not_covered(num_experts, settings["num_groups"])
     if reason:
@@ -52,7 +52,7 @@ def routing_not_covered(num_experts: int, num_groups: int) -> str:
 
 
 def group_rows(routes: Tensor, num_experts: int) -> ExpertRows:
-    """A step's rows by ascending expert, then token: [T, 2 top_k] as ``route`` gives them."""
+    """As ``torch_ops`` has it."""
     num_tokens, top_k = routes.shape[0], routes.shape[1] // 2
     num_rows = num_tokens * top_k
     numbers = torch.empty(2 * num_rows + num_experts + 1, dtype=torch.int32, device=routes.device)
@@ -83,10 +83,7 @@ def grouped_linear(
     sums: Tensor | None = None,
     in_tiles: bool = False,
 ) -> Tensor | None:
-    """Each row of ``rows`` times its expert's matrix, plus ``bias`` [experts, n]: x [T, k], if
-    ``is_by_token``, or [R, k] -> fp32 [R, n]. With ``sums`` [T, n] they are multiplied by their
-    weights of ``routes`` and added to these, of each token in ascending order of experts.
-    ``in_tiles``: of experts in bf16, few rows are summed as many."""
+    """As ``torch_ops`` has it. ``in_tiles``: of experts in bf16, few rows are summed as many."""
     reason = not_covered(x.dtype, table)
     if reason:
         other = fallback("grouped_linear", x.device, reason)
@@ -129,7 +126,7 @@ def grouped_linear(
 
 
 def head_linear(x: Tensor, table: ExpertTable, *, out_dtype: torch.dtype) -> Tensor:
-    """Each head's columns times its own matrix: [T, heads k] -> [T, heads n]."""
+    """As ``torch_ops`` has it."""
     reason = heads_not_covered(x.dtype, table)
     if reason:
         other: Tensor = fallback("head_linear", x.device, reason)(x, table, out_dtype=out_dtype)

@@ -24,9 +24,8 @@ def linear(
     out_dtype: torch.dtype = torch.float32,
     in_tiles: bool = False,
 ) -> Tensor:
-    """x @ weight^T + bias: [R, k], [n, k] of one dtype -> [R, n] in fp32, without a bias also in
-    theirs; bias is fp32. ``in_tiles``: of bf16, by the one kernel that sums any number of rows
-    alike, which is slow where they are few."""
+    """As ``torch_ops`` has it. ``in_tiles``: of bf16, by the one kernel that sums any number of
+    rows alike, which is slow where they are few."""
     num_rows, num_inputs = x.shape
     if in_tiles:
         return _dense("linear_tiled", x, weight, bias, out_dtype, y_stride=len(weight))
@@ -77,10 +76,7 @@ def _linear_of_many_rows(
 def linear_packed(
     x: Tensor, weight: PackedWeight, bias: Tensor | None, *, unpacked: Tensor | None = None
 ) -> Tensor:
-    """x @ weight^T + bias with an int4 weight: [R, k] -> fp32 [R, n]; bias is fp32.
-
-    ``unpacked``: at least ``weight.unpacked_bytes`` to unpack the weight into for many rows, which
-    are multiplied by cuBLASLt, where it can be had."""
+    """As ``torch_ops`` has it; many rows are multiplied by cuBLASLt, where it can be had."""
     num_rows, num_inputs = x.shape
     if x.dtype not in DTYPES or num_inputs % 8 != 0:
         reason = f"{str(x.dtype)[6:]} rows of {num_inputs} inputs"

@@ -17,8 +17,7 @@ from lmi_core.ops.kernels.cuda.results import outlier_stride, results_like
 def linear_quantized(
     x: Tensor | QuantizedRows, weight: PackedWeight, bias: Tensor | None
 ) -> Tensor:
-    """x @ weight^T + bias, x rounded row by row to the weight's type: [R, k] -> fp32 [R, n]; bias
-    is fp32. Rows may come quantised."""
+    """As ``torch_ops`` has it."""
     assert weight.row_format is not None
     rows = x if isinstance(x, QuantizedRows) else quantize_rows(x, weight.row_format)
     num_rows = len(rows.scales)
@@ -63,7 +62,7 @@ def _room_to_unpack(weight: PackedWeight, y: Tensor) -> dict[str, object]:
 
 
 def quantize_rows(x: Tensor, format: RowFormat) -> QuantizedRows:
-    """x [R, n] in fp32 or bf16."""
+    """As ``torch_ops`` has it, of fp32 or bf16."""
     rows, named = results_like(x, x.shape[1], x.dtype, format)
     library.call(
         "quantize_rows",

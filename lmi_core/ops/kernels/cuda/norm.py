@@ -33,8 +33,7 @@ def rms_norm(
     addend: Tensor | None = None,
     codes: RowFormat | None = None,
 ) -> Tensor | QuantizedRows:
-    """x / sqrt(mean(x^2) + eps) * weight, fp32 [R, n] -> [R, n]; ``addend`` is added to x first,
-    in place. ``codes``: the result, rounded to ``out_dtype``, quantised for such weights."""
+    """As ``torch_ops`` has it."""
     num_rows, num_columns = x.shape
     if num_columns > most_columns(num_columns):
         other = fallback("rms_norm", x.device, f"rows of {num_columns} columns")
@@ -69,8 +68,7 @@ def norm(
     addend: Tensor | None = None,
     codes: RowFormat | None = None,
 ) -> Tensor | QuantizedRows:
-    """fp32 [R, n] -> [R, n]: ``layer`` (x - mean) / sqrt(var + eps), ``rms`` without the mean,
-    ``none`` x; times weight, plus bias. ``addend`` and ``codes`` as ``rms_norm``."""
+    """As ``torch_ops`` has it."""
     num_rows, num_columns = x.shape
     if num_columns > most_columns(num_columns):
         other = fallback("norm", x.device, f"rows of {num_columns} columns")
@@ -108,8 +106,7 @@ def norm_heads(
     first_column: int,
     num_groups: int,
 ) -> Tensor:
-    """``norm`` of columns from ``first_column`` on, as many as ``weight`` has, in groups: fp32
-    [R, n], in place and returned."""
+    """As ``torch_ops`` has it."""
     settings = {"kind": kind, "first_column": first_column, "num_groups": num_groups}
     num_columns = weight.numel() // num_groups
     if num_columns > most_columns(num_columns):

@@ -21,7 +21,7 @@ MAX_TOP = 1024
 
 
 def sample(logits: Tensor, inputs: SamplingInputs) -> PendingResults:
-    """fp32 [L, vocab]. A row with a NaN or infinite logit, or with all tokens banned, gets -1."""
+    """As ``torch_ops`` has it."""
     lacking, why = _lacking(inputs, logits.shape[1])
     if not len(lacking):
         return _sample(logits, inputs)

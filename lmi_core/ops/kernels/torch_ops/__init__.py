@@ -1,4 +1,4 @@
 """Ops in plain torch, for any device: what runs where no kernel of the project's own does.
 
-Each has the signature of its counterpart in ``ops.triton``; arithmetic is float32.
+What an op's function takes and gives in every package is said here; arithmetic is float32.
 """

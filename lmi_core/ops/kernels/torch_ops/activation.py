@@ -27,18 +27,18 @@ def gated_activation(
 def activation(
     x: Tensor, activation: str, *, out_dtype: torch.dtype, codes: RowFormat | None = None
 ) -> Tensor | QuantizedRows:
-    """act(x), otherwise as ``gated_activation``."""
+    """act(x): [R, n] -> [R, n], otherwise as ``gated_activation``."""
     y = _activated(x.float(), activation).to(out_dtype)
     return y if codes is None else quantize_rows(y, codes)
 
 
 def soft_cap(x: Tensor, cap: float) -> Tensor:
-    """cap tanh(x / cap), in place."""
+    """cap tanh(x / cap): fp32 [R, n], in place."""
     return x.div_(cap).tanh_().mul_(cap)
 
 
 def clip(x: Tensor, cap: float) -> Tensor:
-    """x between -cap and cap, in place."""
+    """x between -cap and cap: fp32 [R, n], in place."""
     return x.clamp_(-cap, cap)
 
 

@@ -23,7 +23,7 @@ def route(
     scale: float,
     threshold: float,
 ) -> Tensor:
-    """Ids ascending, then weights: [T, experts] -> [T, 2 top_k]; see ``ops.route``."""
+    """Ids ascending, then weights: fp32 [T, experts] -> [T, 2 top_k]; see ``ops.route``."""
     if scoring == "sparsemixer":
         ids, weights = _mix_sparsely(logits, top_k, threshold)
     else:
@@ -60,7 +60,7 @@ def _mix_sparsely(logits: Tensor, top_k: int, threshold: float) -> tuple[Tensor,
 
 
 def group_rows(routes: Tensor, num_experts: int) -> ExpertRows:
-    """A step's rows by ascending expert, then token."""
+    """A step's rows by ascending expert, then token: [T, 2 top_k] as ``route`` gives them."""
     ids = routes.chunk(2, dim=1)[0]
     flat = ids.flatten().int()
     order = flat.argsort(stable=True)
@@ -86,8 +86,8 @@ def grouped_linear(
 ) -> Tensor | None:
     """Each row of ``rows`` times its expert's matrix, plus ``bias`` [experts, n]: x [T, k], if
     ``is_by_token``, or [R, k] -> fp32 [R, n]. With ``sums`` [T, n] they are multiplied by their
-    weights of ``routes`` and added to these, of each token in ascending order of experts. The host
-    waits."""
+    weights of ``routes`` and added to these, of each token in ascending order of experts. Here the
+    host waits."""
     results = []
     for expert, (first, end) in enumerate(pairwise(rows.first_rows.tolist())):
         if first < end:

@@ -24,8 +24,7 @@ def linear(
 def linear_packed(
     x: Tensor, weight: PackedWeight, bias: Tensor | None, *, unpacked: Tensor | None = None
 ) -> Tensor:
-    """x @ weight^T + bias with an int4 weight: [R, k] -> fp32 [R, n]; bias is fp32.
-
-    The weight is unpacked anew at every call, not into ``unpacked``: correct everywhere, fast
-    nowhere."""
+    """x @ weight^T + bias with an int4 weight: [R, k] -> fp32 [R, n]; bias is fp32. ``unpacked``:
+    at least ``weight.unpacked_bytes`` to unpack the weight into for many rows. Here it is unpacked
+    anew at every call, correct everywhere, fast nowhere."""
     return torch.nn.functional.linear(x.float(), weight.unpack(), bias)

@@ -25,9 +25,8 @@ def linear_quantized(
     x: Tensor | QuantizedRows, weight: PackedWeight, bias: Tensor | None
 ) -> Tensor:
     """x @ weight^T + bias, x rounded row by row to the weight's type: [R, k] -> fp32 [R, n]; bias
-    is fp32. Rows may come quantised.
-
-    int8: to the bit what the CPU engine computes. Weights are unpacked anew at every call."""
+    is fp32. Rows may come quantised. int8: to the bit what the CPU engine computes. Here weights
+    are unpacked anew at every call."""
     assert weight.row_format is not None
     rows = x if isinstance(x, QuantizedRows) else quantize_rows(x, weight.row_format)
     y = _sums(rows.codes, weight)
@@ -48,8 +47,8 @@ def _sums(codes: Tensor, weight: PackedWeight) -> Tensor:
 
 
 def quantize_rows(x: Tensor, format: RowFormat) -> QuantizedRows:
-    """Each row's nearest codes, ties to even; its largest magnitude is the largest code's, but for
-    outliers and scales that are fixed."""
+    """The nearest codes of each row of x [R, n], ties to even; its largest magnitude is the largest
+    code's, but for outliers and scales that are fixed."""
     rows, kind = QuantizedRows.empty_for(x, format), kind_of(format)
     most = MOST[rows.codes.dtype]
     sizes = x.float().abs()

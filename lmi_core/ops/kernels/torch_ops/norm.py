@@ -42,9 +42,9 @@ def norm(
     addend: Tensor | None = None,
     codes: RowFormat | None = None,
 ) -> Tensor | QuantizedRows:
-    """Over the last dimension of any shape, in fp32: ``layer`` (x - mean) / sqrt(var + eps),
-    ``rms`` without the mean, ``none`` x; times weight, plus bias. ``addend`` and ``codes`` as
-    ``rms_norm``."""
+    """fp32 [R, n] -> [R, n]: ``layer`` (x - mean) / sqrt(var + eps), ``rms`` without the mean,
+    ``none`` x; times weight, plus bias. ``addend`` and ``codes`` as ``rms_norm``. Here over the
+    last dimension of any shape."""
     if addend is not None:
         x.add_(addend)
     if kind == "layer":

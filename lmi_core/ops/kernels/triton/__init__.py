@@ -1,4 +1,4 @@
-"""Triton kernels, with the signatures of ``ops.torch_ops``; arithmetic is float32.
+"""Triton kernels, with the signatures of ``torch_ops``; arithmetic is float32.
 
 Without a GPU they run in Triton's interpreter, in a process started with ``TRITON_INTERPRET=1``.
 """

@@ -26,26 +26,24 @@ _MAX_CODED_BLOCK = 32768
 def gated_activation(
     gate_up: Tensor, activation: str, *, out_dtype: torch.dtype, codes: RowFormat | None = None
 ) -> Tensor | QuantizedRows:
-    """act(gate) * up: [R, 2 n], gate before up -> [R, n]. ``gate_up``: fp32, or bf16 as
-    ``out_dtype``. ``activation``: silu, gelu_tanh, gelu, relu, relu2, clamped_swiglu.
-    ``codes``: the result, rounded to ``out_dtype``, quantised for such weights."""
+    """As ``torch_ops`` has it."""
     return _activated(gate_up, gate_up.shape[1] // 2, activation, out_dtype, codes)
 
 
 def activation(
     x: Tensor, activation: str, *, out_dtype: torch.dtype, codes: RowFormat | None = None
 ) -> Tensor | QuantizedRows:
-    """act(x), otherwise as ``gated_activation``."""
+    """As ``torch_ops`` has it."""
     return _activated(x, x.shape[1], activation, out_dtype, codes)
 
 
 def soft_cap(x: Tensor, cap: float) -> Tensor:
-    """cap tanh(x / cap): fp32 [R, n], in place."""
+    """As ``torch_ops`` has it."""
     return _bounded(x, cap, is_soft=True)
 
 
 def clip(x: Tensor, cap: float) -> Tensor:
-    """x between -cap and cap: fp32 [R, n], in place."""
+    """As ``torch_ops`` has it."""
     return _bounded(x, cap, is_soft=False)
 
 

@@ -54,13 +54,7 @@ def attention(
     sees_later: bool = False,
     relative: Tensor | None = None,
 ) -> Tensor:
-    """Attention with grouped queries, causal unless ``sees_later``: [T, hq d] -> [T, hq d] in q's
-    dtype.
-
-    keys, values: one layer's [slots, hkv, d]. ``window``: keys seen counting the query's own; 0:
-    all. ``soft_cap``: 0: none. ``scales``: of 8-bit keys and values. ``slopes``: [hq], ALiBi's.
-    ``sinks``: [hq], of scores without values. ``sees_later``, ``relative``: of ``ops.attention``.
-    """
+    """As ``torch_ops`` has it."""
     sizes = kernel_sizes(q, keys, step, num_q_heads, window, soft_cap, slopes, sinks)
     cache = StoredCache.of(keys, values, scales)
     if keys.shape[-1] > MAX_HEAD_DIM:

@@ -29,7 +29,7 @@ _BLOCK_COLUMNS = 1024
 
 
 def group_rows(routes: Tensor, num_experts: int) -> ExpertRows:
-    """A step's rows by ascending expert, then token: [T, 2 top_k] as ``route`` gives them."""
+    """As ``torch_ops`` has it."""
     num_tokens, top_k = routes.shape[0], routes.shape[1] // 2
     num_rows = num_tokens * top_k
     numbers = torch.empty(2 * num_rows + num_experts + 1, dtype=torch.int32, device=routes.device)
@@ -51,11 +51,7 @@ def grouped_linear(
     sums: Tensor | None = None,
     block_rows: int = 0,
 ) -> Tensor | None:
-    """Each row of ``rows`` times its expert's matrix, plus ``bias`` [experts, n]: x [T, k], if
-    ``is_by_token``, or [R, k] -> fp32 [R, n]. With ``sums`` [T, n] they are multiplied by their
-    weights of ``routes`` and added to these, of each token in ascending order of experts.
-
-    ``block_rows``: that a program takes; 0: by the number of rows."""
+    """As ``torch_ops`` has it. ``block_rows``: that a program takes; 0: by the number of rows."""
     if not table.are_alike:
         from lmi_core.ops.kernels.torch_ops.experts import grouped_linear as one_by_one
 
@@ -75,8 +71,8 @@ def grouped_linear(
 def head_linear(
     x: Tensor, table: ExpertTable, *, out_dtype: torch.dtype, block_rows: int = 0
 ) -> Tensor:
-    """Each head's columns times its own matrix, [T, heads k] -> [T, heads n]: heads as experts that
-    every row has. ``block_rows``: as of ``grouped_linear``."""
+    """As ``torch_ops`` has it, by heads as experts that every row has. ``block_rows``: as of
+    ``grouped_linear``."""
     if not table.are_alike:
         from lmi_core.ops.kernels.torch_ops.experts import head_linear as one_by_one
 

@@ -23,11 +23,8 @@ def linear_packed(
     unpacked: Tensor | None = None,
     block_rows: int = 0,
 ) -> Tensor:
-    """x @ weight^T + bias with an int4 weight: [R, k] -> fp32 [R, n]; bias is fp32.
-
-    ``unpacked``: at least ``weight.unpacked_bytes`` to unpack the weight into for many rows of 16
-    bits. ``block_rows``: that a program takes; 0: by the number of rows.
-    """
+    """As ``torch_ops`` has it; rows of 16 bits make use of ``unpacked``. ``block_rows``: that a
+    program takes; 0: by the number of rows."""
     num_rows, num_inputs = x.shape
     is_many = num_rows > packed_weight.MAX_PACKED_ROWS and num_inputs % STEP_INPUTS == 0
     if unpacked is not None and is_many and x.dtype.itemsize == 2:

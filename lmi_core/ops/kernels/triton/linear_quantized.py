@@ -25,11 +25,7 @@ BLOCK_INPUTS = 128
 def linear_quantized(
     x: Tensor | QuantizedRows, weight: PackedWeight, bias: Tensor | None, *, block_rows: int = 0
 ) -> Tensor:
-    """x @ weight^T + bias, x rounded row by row to the weight's type: [R, k] -> fp32 [R, n]; bias
-    is fp32. Rows may come quantised.
-
-    ``block_rows``: that a program takes; 0: by the number of rows.
-    """
+    """As ``torch_ops`` has it. ``block_rows``: that a program takes; 0: by the number of rows."""
     assert weight.row_format is not None
     rows = x if isinstance(x, QuantizedRows) else quantize_rows(x, weight.row_format)
     num_rows = len(rows.scales)

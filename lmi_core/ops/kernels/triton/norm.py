@@ -26,8 +26,7 @@ def rms_norm(
     addend: Tensor | None = None,
     codes: RowFormat | None = None,
 ) -> Tensor | QuantizedRows:
-    """x / sqrt(mean(x^2) + eps) * weight, fp32 [R, n] -> [R, n]; ``addend`` is added to x first,
-    in place. ``codes``: the result, rounded to ``out_dtype``, quantised for such weights."""
+    """As ``torch_ops`` has it."""
     return norm(x, weight, None, eps, kind="rms", out_dtype=out_dtype, addend=addend, codes=codes)
 
 
@@ -42,8 +41,7 @@ def norm(
     addend: Tensor | None = None,
     codes: RowFormat | None = None,
 ) -> Tensor | QuantizedRows:
-    """fp32 [R, n] -> [R, n]: ``layer`` (x - mean) / sqrt(var + eps), ``rms`` without the mean,
-    ``none`` x; times weight, plus bias. ``addend`` and ``codes`` as ``rms_norm``."""
+    """As ``torch_ops`` has it."""
     y, places = results_like(x, x.shape[1], out_dtype, codes)
     _launch(x, addend, weight, bias, places, eps, kind, (0, 1, x.shape[1]), out_dtype, codes)
     return y
@@ -59,8 +57,7 @@ def norm_heads(
     first_column: int,
     num_groups: int,
 ) -> Tensor:
-    """``norm`` of columns from ``first_column`` on, as many as ``weight`` has, in groups: fp32
-    [R, n], in place and returned."""
+    """As ``torch_ops`` has it."""
     groups = (first_column, num_groups, weight.numel() // num_groups)
     _launch(x, None, weight, bias, (x, x, x, x, 0, 0, 0.0), eps, kind, groups, x.dtype, None)
     return x

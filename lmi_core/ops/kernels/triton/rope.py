@@ -27,12 +27,7 @@ def rope_cache_write(
     out_dtype: torch.dtype,
     scales: Scales = None,
 ) -> Tensor:
-    """Norm (optional) and rotate heads, write K and V at ``slots``, return q [T, hq d].
-
-    qkv: [T, (hq + 2 hkv) d], fp32, or bf16 where q is; keys, values: one layer's [slots, hkv, d];
-    cos, sin: fp32 [positions, rotary / 2]; positions, slots: int32 [T]. ``scales``: of 8-bit keys
-    and values; those of rows are written. Where ``values`` is None, qkv has none either.
-    """
+    """As ``torch_ops`` has it."""
     num_tokens, (num_kv_heads, head_dim) = len(qkv), keys.shape[1:]
     q = qkv.new_empty(num_tokens, num_q_heads * head_dim, dtype=out_dtype)
     cache = StoredCache.of(keys, keys if values is None else values, scales)

@@ -21,7 +21,7 @@ def route(
     scale: float,
     threshold: float,
 ) -> Tensor:
-    """Ids ascending, then weights: fp32 [T, experts] -> [T, 2 top_k]; see ``ops.route``."""
+    """As ``torch_ops`` has it."""
     num_tokens, num_experts = logits.shape
     y = torch.empty(num_tokens, 2 * top_k, dtype=torch.float32, device=logits.device)
     if num_tokens:

@@ -64,7 +64,7 @@ def results_like(
 
 
 def quantize_rows(x: Tensor, format: RowFormat) -> QuantizedRows:
-    """x [R, n] in fp32, bf16 or fp16."""
+    """As ``torch_ops`` has it, of fp32, bf16 or fp16."""
     rows, (_, *places) = results_like(x, x.shape[1], x.dtype, format)
     assert isinstance(rows, QuantizedRows)
     if len(x):

@@ -1,7 +1,7 @@
 """Triton kernels whose result for a row doesn't depend on the rows beside it, to the bit.
 
 Each has one tile shape for every number of rows, adds up in one order, and never splits by what
-else is in the step. The other kernels of ``ops.triton`` take rows one by one anyway.
+else is in the step. The other kernels of ``kernels.triton`` take rows one by one anyway.
 """
 
 from lmi_core.ops.kernels.triton.invariant.attention import attention

@@ -48,13 +48,7 @@ def attention(
     sees_later: bool = False,
     relative: Tensor | None = None,
 ) -> Tensor:
-    """Attention with grouped queries, causal unless ``sees_later``: [T, hq d] -> [T, hq d] in q's
-    dtype.
-
-    keys, values: one layer's [slots, hkv, d]. ``window``: keys seen counting the query's own; 0:
-    all. ``soft_cap``: 0: none. ``scales``: of 8-bit keys and values. ``slopes``: [hq], ALiBi's.
-    ``sinks``: [hq], of scores without values. ``sees_later``, ``relative``: of ``ops.attention``.
-    """
+    """As ``torch_ops`` has it."""
     num_kv_heads, head_dim = keys.shape[1:]
     y = torch.empty_like(q)
     cache = StoredCache.of(keys, values, scales)

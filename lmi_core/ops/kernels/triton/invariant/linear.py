@@ -26,8 +26,7 @@ PACKED_BLOCK_ROWS = 16
 def linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, *, out_dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """x @ weight^T + bias: [R, k], [n, k] of one dtype -> [R, n] in fp32, without a bias also in
-    theirs; bias is fp32."""
+    """As ``torch_ops`` has it."""
     num_rows, num_inputs = x.shape
     num_outputs = len(weight)
     y = torch.empty(num_rows, num_outputs, dtype=out_dtype, device=x.device)
@@ -53,16 +52,14 @@ def linear(
 def linear_packed(
     x: Tensor, weight: PackedWeight, bias: Tensor | None, *, unpacked: Tensor | None = None
 ) -> Tensor:
-    """x @ weight^T + bias with an int4 weight: [R, k] -> fp32 [R, n]; bias is fp32. Never by way of
-    ``unpacked``, whatever the number of rows."""
+    """As ``torch_ops`` has it, never by way of ``unpacked``, whatever the number of rows."""
     return linear_packed_in_tiles(x, weight, bias, block_rows=PACKED_BLOCK_ROWS)
 
 
 def linear_quantized(
     x: Tensor | QuantizedRows, weight: PackedWeight, bias: Tensor | None
 ) -> Tensor:
-    """x @ weight^T + bias, x rounded row by row to the weight's type, int8 or fp8: [R, k] -> fp32
-    [R, n]; bias is fp32. Sums of int8 are exact in any tile."""
+    """As ``torch_ops`` has it. Sums of int8 are exact in any tile."""
     block_rows = 0 if weight.format == "int8" else PACKED_BLOCK_ROWS
     return linear_quantized_in_tiles(x, weight, bias, block_rows=block_rows)
 
@@ -77,7 +74,7 @@ def grouped_linear(
     is_by_token: bool,
     sums: Tensor | None = None,
 ) -> Tensor | None:
-    """Each row of ``rows`` times its expert's matrix; see ``kernels.triton.experts``."""
+    """As ``torch_ops`` has it."""
     return grouped_linear_in_tiles(
         *(x, routes, rows, table, bias),
         is_by_token=is_by_token,
@@ -87,7 +84,7 @@ def grouped_linear(
 
 
 def head_linear(x: Tensor, table: ExpertTable, *, out_dtype: torch.dtype) -> Tensor:
-    """Each head's columns times its own matrix: [T, heads k] -> [T, heads n]."""
+    """As ``torch_ops`` has it."""
     return head_linear_in_tiles(x, table, out_dtype=out_dtype, block_rows=PACKED_BLOCK_ROWS)
 
 
