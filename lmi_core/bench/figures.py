@@ -17,7 +17,6 @@ class Figure:
     name: str
     unit: str
     values: list[float]
-    more_is_better: bool = True
     shares: list[float] = field(default_factory=list)
 
     @property
@@ -48,8 +47,8 @@ class Run:
     answers: list[Answer]
     failures: list[str] = field(default_factory=list)
 
-    def figures(self) -> dict[str, tuple[str, float, bool]]:
-        """Name -> unit, value, whether more is better."""
+    def figures(self) -> dict[str, tuple[str, float]]:
+        """Name -> unit, value."""
         answers = [answer for answer in self.answers if answer.num_tokens]
         first_ms = [1e3 * (a.first_at - a.sent_at) for a in answers]
         per_token_ms = [
@@ -58,13 +57,13 @@ class Run:
         gaps_ms = [1e3 * gap for a in answers for gap in a.intervals_s]
         whole_ms = [1e3 * (a.last_at - a.sent_at) for a in answers]
         rates = {
-            "requests": ("1/s", len(answers) / self.seconds, True),
-            "output": ("tokens/s", sum(a.num_tokens for a in answers) / self.seconds, True),
+            "requests": ("1/s", len(answers) / self.seconds),
+            "output": ("tokens/s", sum(a.num_tokens for a in answers) / self.seconds),
         }
         prompts = [a.num_prompt_tokens for a in answers if a.num_prompt_tokens is not None]
         if prompts and len(prompts) == len(answers):
             total = sum(prompts) + sum(a.num_tokens for a in answers)
-            rates["prompts and output"] = ("tokens/s", total / self.seconds, True)
+            rates["prompts and output"] = ("tokens/s", total / self.seconds)
         times = {
             "time to first token": first_ms,
             "time per output token": per_token_ms,
@@ -73,9 +72,9 @@ class Run:
         }
         for name, values in times.items():
             if values:
-                rates[f"{name}, mean"] = ("ms", statistics.fmean(values), False)
-                rates[f"{name}, median"] = ("ms", statistics.median(values), False)
-                rates[f"{name}, 99 %"] = ("ms", percentile(values, 0.99), False)
+                rates[f"{name}, mean"] = ("ms", statistics.fmean(values))
+                rates[f"{name}, median"] = ("ms", statistics.median(values))
+                rates[f"{name}, 99 %"] = ("ms", percentile(values, 0.99))
         return rates
 
 
@@ -89,10 +88,7 @@ def figures_of(runs: Sequence[Run]) -> list[Figure]:
     """Those that every run has."""
     found = [run.figures() for run in runs]
     names = [name for name in found[0] if all(name in each for each in found)]
-    return [
-        Figure(name, found[0][name][0], [each[name][1] for each in found], found[0][name][2])
-        for name in names
-    ]
+    return [Figure(name, found[0][name][0], [each[name][1] for each in found]) for name in names]
 
 
 def table(figures: Sequence[Figure], against: Sequence[Figure] = (), other: str = "") -> str:

@@ -18,8 +18,6 @@ from lmi_core.http_url import HttpUrl
 Target = Callable[[Request], Awaitable[Answer]]
 """Does a request; raises OSError, ValueError or LmiError."""
 
-_MAX_FAILURES_KEPT = 5
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:

@@ -13,7 +13,6 @@ from lmi_core.errors import ModelError
 from lmi_core.files import open_regular
 
 _MAX_BYTES = 1 << 20
-_ADAPTER_FUNCTIONS = ("register_adapter", "unregister_adapter", "update_adapter")
 _REFUSED_DECORATORS = ("prediction_handler", "init_handler")
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -24,10 +23,8 @@ class Handler:
 
     path: Path
     handle: str | None
-    is_async: bool = False
     input_formatter: str | None = None
     output_formatter: str | None = None
-    adapter_functions: tuple[str, ...] = ()
 
 
 def read_handler(
@@ -46,10 +43,8 @@ def read_handler(
     handler = Handler(
         path,
         handle if found is not None else None,
-        isinstance(found, ast.AsyncFunctionDef),
         _decorated(functions, "input_formatter"),
         formatter if formatter in functions else _decorated(functions, "output_formatter"),
-        tuple(name for name in _ADAPTER_FUNCTIONS if name in functions),
     )
     from lmi_core.config.artefacts.handler_imports import check_imports
 

@@ -13,18 +13,17 @@ def read(tmp_path, text, **kwargs):
 
 
 @pytest.mark.parametrize(
-    ("text", "is_async"),
+    "text",
     [
-        ("def handle(inputs): ...", False),
-        ("async def handle(inputs): ...", True),
-        ("def handle(inputs, extra=None): ...", False),
-        ("def handle(*inputs): ...", False),
-        ("def handle(inputs, *, flag=True): ...", False),
+        "def handle(inputs): ...",
+        "async def handle(inputs): ...",
+        "def handle(inputs, extra=None): ...",
+        "def handle(*inputs): ...",
+        "def handle(inputs, *, flag=True): ...",
     ],
 )
-def test_handlers(tmp_path, text, is_async):
-    handler = read(tmp_path, text)
-    assert (handler.handle, handler.is_async) == ("handle", is_async)
+def test_handlers(tmp_path, text):
+    assert read(tmp_path, text).handle == "handle"
 
 
 def test_nothing_of_it_runs(tmp_path):
@@ -37,19 +36,16 @@ def test_another_function_may_be_named(tmp_path):
     assert read(tmp_path, "def serve(x): ...", handle="serve").handle == "serve"
 
 
-def test_formatters_and_adapter_functions_are_found(tmp_path):
+def test_formatters_are_found(tmp_path):
     handler = read(
         tmp_path,
-        "@output_formatter\ndef out(output): ...\n"
-        "@djl.input_formatter()\ndef into(inputs): ...\n"
-        "def register_adapter(inputs): ...\n",
+        "@output_formatter\ndef out(output): ...\n@djl.input_formatter()\ndef into(inputs): ...\n",
     )
     assert (handler.handle, handler.output_formatter, handler.input_formatter) == (
         None,
         "out",
         "into",
     )
-    assert handler.adapter_functions == ("register_adapter",)
 
 
 @pytest.mark.parametrize(
