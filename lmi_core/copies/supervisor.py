@@ -74,7 +74,6 @@ class Supervisor:
         self._has_stopped = False
         self._num_failures = 0
         self.num_wanted = num_copies
-        self.num_restarts = 0
         self.has_failed = False
 
     @property
@@ -275,7 +274,6 @@ class _Place:
 
     async def _restart(self) -> bool:
         await asyncio.sleep(pause_s(self._supervisor._num_failures))
-        self._supervisor.num_restarts += 1
         try:
             await self.launch(None)
         except Exception as error:
