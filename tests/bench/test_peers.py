@@ -135,9 +135,6 @@ def test_llama_bench_reports_a_rate() -> None:
     assert bench_figure(WORKS["decode1"], 100.0) == Figure(100.0, None, 10.0)
 
 
-# ---- pairs and rows
-
-
 def test_sides_take_turns(tmp_path: Path) -> None:
     calls: list[tuple[str, int]] = []
     row = make_row()

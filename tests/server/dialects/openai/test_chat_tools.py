@@ -101,9 +101,6 @@ def chunks_of(body: bytes) -> list[Any]:
     return [json.loads(frame[6:])["choices"][0] for frame in frames[:-2]]
 
 
-# ---- what the model is told
-
-
 def test_a_template_with_a_place_for_tools_gets_them() -> None:
     assert f"Tools: {json.dumps(TOOLS, ensure_ascii=False)}" in prompt_of(HERMES)
     assert "Tools:" not in prompt_of(HERMES, tool_choice="none")
@@ -138,9 +135,6 @@ def test_calls_and_results_of_the_history_become_text_without_a_place_for_them()
         "</tool_call>[user]<tool_response>\nrain\n</tool_response>"
     )
     assert "[tool]rain" in prompt_of(HERMES, messages=history, tools=None)
-
-
-# ---- which calls must come
 
 
 def test_only_enforced_choices_have_a_grammar() -> None:
@@ -231,8 +225,6 @@ def test_bad_tools(fields: dict[str, Any], words: str) -> None:
         parse(**fields)
 
 
-# ---- how calls are answered
-
 CALL = [
     "See:",
     " <tool",
@@ -298,9 +290,6 @@ def test_log_probabilities_are_reported_once_per_token() -> None:
         body = answered(parse(stream=True, logprobs=True), texts)
         logprobs = [chunk["logprobs"] for chunk in chunks_of(body) if chunk["logprobs"]]
         assert len(logprobs) == len(texts)
-
-
-# ---- with a model
 
 
 def calls_of(message: dict[str, Any]) -> list[tuple[str, Any]]:
