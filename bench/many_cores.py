@@ -193,7 +193,7 @@ def _run_phase(
     if phase.num_chunks == 1 and design.runs_alone:
         return now_s + chunk_s, publisher
     if machine.num_cores > 1:
-        now_s += machine.far_s  # to take the counter from those who look at it
+        now_s += machine.far_s  # the counter is taken from those who look at it
     counters = _counters(phase, machine, design, publisher)
     ready = _told(counters, machine, now_s, publisher)
     all_done = _Line(machine, publisher)

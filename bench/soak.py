@@ -163,7 +163,7 @@ class Soak:
     async def send(self, path: str, body: bytes) -> str:
         headers = {"Content-Type": "application/json"}
         try:
-            data = io.BytesIO(body)  # which is sent in pieces
+            data = io.BytesIO(body)  # it is sent in pieces
             async with self.session.post(self.url + path, data=data, headers=headers) as answer:
                 await answer.read()
                 return str(answer.status)

@@ -74,7 +74,7 @@ def _open_streams() -> None:
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        sys.stdout.reconfigure(errors="backslashreplace")  # as Python's stderr
+        sys.stdout.reconfigure(errors="backslashreplace")  # Python's stderr does so
 
 
 def _discard_output() -> None:
@@ -188,7 +188,7 @@ def _bench_parser() -> argparse.ArgumentParser:
         usage="lmi bench {prefill,decode,serve} [MODEL | --url URL] [flags] [flags of lmi serve]",
         description="Measures the engine on this machine, or a server under load.",
     )
-    kinds = f"{{{','.join(KINDS)}}}"  # in the place of a name that a message would call it by
+    kinds = f"{{{','.join(KINDS)}}}"  # a message has them in the place of a name
     text = "of serve, offline where there is no --url"
     parser.add_argument("kind", choices=KINDS, metavar=kinds, help=text)
     add_arguments(parser)

@@ -207,7 +207,7 @@ def _cuda_kernels() -> Finding:
         return Finding("CUDA kernels", library_file.missing())
     try:
         is_used = "native" in select.select("cuda").values()
-    except UserError:  # which the ops' own finding says
+    except UserError:  # the ops' own finding says why
         is_used = False
     reason = select.why_not_native("cuda") or f"LMI_OPS={os.environ.get(select.VARIABLE)}"
     use = "used" if is_used else f"not used unless LMI_OPS=native: {reason}"

@@ -145,7 +145,7 @@ class Plan:
         if self.prebuilt is not None:
             command = (sys.executable, "-c", _LOOK_AT_LIBRARY, str(self.prebuilt))
             tells = "whether the library that was built elsewhere fits these sources"
-        elif self.is_dry:  # after the engine, in the same folder
+        elif self.is_dry:  # it is built behind the engine, in its folder
             command = ("cmake", "--build", "build/native", "--target", "lmi_cuda_emulator")
             lane = "engine"
         return Stage(

@@ -59,7 +59,7 @@ def measure_start(model: Path, load: Sequence[str] = ()) -> dict[str, Any]:
     """``load``: options of ``bench.serving``, whose figures are added; none: nothing is served."""
     read_s, served = read(model / "model.safetensors"), {}
     missing = missing_for_serving()
-    if missing:  # without a server, as much of it as there is
+    if missing:  # the engine alone can start
         ready_s = engine_start_s(model)
     else:
         with started([sys.executable, "-m", "lmi_core", "serve", str(model)]) as server:

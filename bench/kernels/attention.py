@@ -77,7 +77,7 @@ def measure(case: Case, level: str, dtype: str, num_threads: int, num_repeats: i
         dtype=dtype,
     )
     num_layers = 1
-    if case.count == 1:  # as the layers of a model, which exceed the caches together
+    if case.count == 1:  # the layers of a model exceed the caches together
         num_layers = max(1, STREAM_BYTES // (num_blocks * block_bytes))
     cache = _native.paged_kernels.Cache(
         num_layers=num_layers,

@@ -63,7 +63,7 @@ def _ends(params: SamplingParams, eos_token_ids: Sequence[int]) -> dict[str, Any
         "end_id": ends[0] if ends else _NO_END,
         "pad_id": eos_token_ids[0] if eos_token_ids else 0,
         "stop_token_ids": list(stops) or None,
-        "include_stop_str_in_output": True,  # or it takes the stop id off the others
+        "include_stop_str_in_output": True,  # the others would lose the stop id
         "min_tokens": params.min_new_tokens or None,
     }
 

@@ -56,7 +56,7 @@ class TrtllmSource:
         except (TypeError, ValueError) as error:
             message = f"TensorRT-LLM refuses the configuration: {reason_of(error)}"
             raise ConfigError(message) from error
-        except Exception as error:  # whatever its processes failed of
+        except Exception as error:  # its processes may fail of anything
             message = f"TensorRT-LLM can't load {self._config.model}: {reason_of(error)}"
             raise ModelError(message) from error
 

@@ -32,7 +32,7 @@ class VllmAdapters:
         )
         try:
             await engine.add_lora(request)
-        except Exception as error:  # whatever its processes failed of
+        except Exception as error:  # its processes may fail of anything
             message = f"vLLM can't load the adapter {path}: {reason_of(error)}"
             raise ModelError(message, field="adapter") from error
         self._requests[name] = request

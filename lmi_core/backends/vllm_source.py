@@ -68,7 +68,7 @@ class VllmSource:
             self._engine = await asyncio.to_thread(engines.AsyncLLM.from_engine_args, arguments)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"vLLM refuses the configuration: {reason_of(error)}") from error
-        except Exception as error:  # whatever its processes failed of
+        except Exception as error:  # its processes may fail of anything
             message = f"vLLM can't load {self._config.model}: {reason_of(error)}"
             raise ModelError(message) from error
         self._read(self._engine.model_config)
@@ -94,7 +94,7 @@ class VllmSource:
             prompt["cache_salt"] = request.cache_salt
         arguments = sampling_arguments(params, seed, self.eos_token_ids)
         errors = importlib.import_module("vllm.exceptions")
-        refusal = getattr(errors, "VLLMClientError", ValueError)  # which it is before 0.27
+        refusal = getattr(errors, "VLLMClientError", ValueError)  # 0.26 and before raise that
         try:
             outputs = self._engine.generate(
                 prompt,
@@ -110,7 +110,7 @@ class VllmSource:
             raise
         except (refusal, TypeError, ValueError) as error:
             raise UserError(f"vLLM refuses the request: {error}") from error
-        except Exception as error:  # before 0.27 they have no base of their own
+        except Exception as error:  # they have no base of their own before 0.27
             raise EngineError(f"vLLM failed ({type(error).__name__}): {error}") from error
 
     def _check(self, params: SamplingParams) -> None:

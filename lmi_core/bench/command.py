@@ -184,7 +184,7 @@ async def _serve(
 ) -> Results:
     """Runs of all targets by turns, after one that warms them up and isn't counted."""
     if args.against is not None:
-        again = " again" if args.against in targets else ""  # which shows what chance does
+        again = " again" if args.against in targets else ""  # two of one show what chance does
         targets[args.against + again] = _server(args, args.against)
     sizes = Sizes(
         num_requests=args.requests,

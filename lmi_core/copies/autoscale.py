@@ -129,7 +129,7 @@ class Autoscaling:
     def _changed(self, task: asyncio.Task[None]) -> None:
         self._changes.discard(task)
         if not task.cancelled():
-            task.exception()  # seen: whoever asked for it has it, be it that they have left
+            task.exception()  # it is seen: whoever asked for it has it, be it that they have left
 
     def _look(self) -> None:
         self._timer = None

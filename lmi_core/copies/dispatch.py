@@ -194,7 +194,7 @@ class Dispatch:
         touched: dict[OpenRequest, None] = {}
         for item in batch.events:
             open_ = self._open.get(item[0])
-            if open_ is not None:  # else it was aborted meanwhile
+            if open_ is not None:  # it may be aborted meanwhile
                 open_.stream.put(open_.take(item))
                 self._router.note_token(open_.entry)
                 self.num_tokens += 1

@@ -129,7 +129,7 @@ class Supervisor:
                 log.error(
                     "there are %d copies: another couldn't be started: %s", len(self.copies), error
                 )
-                if self.num_wanted == num_copies:  # so that they can be asked for again
+                if self.num_wanted == num_copies:  # they can be asked for again then
                     self.num_wanted = len(self._places)
 
     async def _change_number(self, num_copies: int) -> None:
@@ -189,7 +189,7 @@ class Supervisor:
         if place.copy is not None:
             await _in(self._leaving, self._front.on_leaving(place.copy))
         await place.stop(kill=False)
-        self._places.remove(place)  # not before it has ended: stop() looks here
+        self._places.remove(place)  # stop() looks here until it has ended
 
 
 def _in(tasks: set[asyncio.Task[None]], work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

@@ -300,7 +300,7 @@ class EngineCore:
             stream=stream,
         )
         active.search = search
-        matched = None if search else compiled  # which the search keeps to itself
+        matched = None if search else compiled  # a search keeps to it itself
         active.sequences = intake.sequences(active, matched, stops, known)
         if self._head is not None:
             active.sequences[0].row_sum = RowSum(self._head.spec.rows)

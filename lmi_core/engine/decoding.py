@@ -70,6 +70,6 @@ def take_plain(
     token_ids.append(token_id)
     if contested is not None:
         contested.note_generated(sequence)
-    if sequence.needs_observe and not sequence.num_scheduled:  # else the step behind does
+    if sequence.needs_observe and not sequence.num_scheduled:  # a step behind does so itself
         memory.observe(sequence, token_id)
     return Output(sequence, token_id, row, num_tokens + 1 - sequence.num_prompt, None)

@@ -277,7 +277,7 @@ class DiskBlocks:
         with self._lock:
             if name in self._names:
                 self._names.move_to_end(name)
-        with suppress(OSError):  # for the order after the next start; of others' files not ours
+        with suppress(OSError):  # the next start orders by it; others' files aren't ours
             os.utime(path)
         return content
 

@@ -321,7 +321,7 @@ class Engine(Completing):
         for name, path in () if lora is None else lora.adapters:
             await adapters.load(name, path)
         grammars = GrammarCompiler(parts.load_grammars)
-        if parts.texts is not None:  # else somebody gave us the runner
+        if parts.texts is not None:  # None: somebody gave us the runner
             await asyncio.to_thread(grammars.prepare)
         self._core = EngineCore(
             self.config,

@@ -78,7 +78,7 @@ class FingerprintOf:
 
     def _run(self, files: Sequence[Path]) -> None:
         with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)  # of this thread alone
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)  # no other thread has it
         with suppress(Interrupted):
             self._compute(files)
 

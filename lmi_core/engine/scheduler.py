@@ -114,7 +114,7 @@ class Scheduler:
         if admits:
             self._admit(plan)
         plan.num_preempted += gave_way
-        if is_held and plan.sequences:  # else it is no step
+        if is_held and plan.sequences:  # an empty one is no step
             policy.pass_step()
         return plan
 
@@ -271,7 +271,7 @@ class Scheduler:
             self.queues.note_generated(sequence)
         if reason is not None:
             self.finish(sequence)
-        elif sequence.needs_observe and not sequence.num_scheduled:  # else the step behind does
+        elif sequence.needs_observe and not sequence.num_scheduled:  # a step behind does so itself
             self.memory.observe(sequence, token_id)
         return Output(sequence, token_id, logit_row, sequence.num_generated, reason)
 

@@ -31,7 +31,7 @@ _NAMES = frozenset(
         *("rope_type", "type", "factor", _ORIGINAL, *_UNSCALED, "truncate"),
         *("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"),
         *("low_freq_factor", "high_freq_factor", "short_factor", "long_factor"),
-        *("mrope_section", "mrope_interleaved"),  # of places in images, which texts don't have
+        *("mrope_section", "mrope_interleaved"),  # images have such places, texts don't
     }
 )
 """What Transformers knows of rotary settings."""

@@ -186,7 +186,7 @@ class Quantizer:
 
         def choose(linears: tuple[LayerLinear, ...], share: Share) -> FloatArray | None:
             if linears[0] not in sources:
-                return None  # of experts
+                return None  # experts are in its place
             names = [name for each in linears for name in self._names(layer_id, sources[each])]
             sample, grid = seen[linears[0]], self._format.grid
             assert isinstance(sample, Sample)

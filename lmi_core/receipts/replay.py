@@ -35,7 +35,7 @@ _SAID = frozenset(
         *("stop", "include_stop", "stop_token_ids", "skip_special_tokens", "bad_words"),
         *("logit_bias", "allowed_token_ids", "grammar"),
         *("num_beams", "length_penalty", "early_stopping"),
-        "prompt_logprobs",  # which change no token of the answer
+        "prompt_logprobs",  # they change no token of the answer
     )
 )
 """Parameters that a body of completions has."""

@@ -25,7 +25,7 @@ def installation_secret(directory: Path, known: bytes | None = None) -> bytes:
         finally:
             os.close(descriptor)
         with suppress(FileExistsError):
-            os.link(made, path)  # never half written, and never in the place of another's
+            os.link(made, path)  # it is never half written, nor in the place of another's
         made.unlink()
     secret = path.read_bytes()
     if len(secret) != SECRET_BYTES:

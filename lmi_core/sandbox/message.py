@@ -117,7 +117,7 @@ def portable(error: Exception) -> tuple[Any, ...]:
     parts = raised(error)
     try:
         encode(parts)
-    except Exception:  # whatever it has among its attributes
+    except Exception:  # its attributes may be anything
         return raised(EngineError(f"{type(error).__name__}: {error}"))
     return parts
 

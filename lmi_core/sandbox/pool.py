@@ -132,7 +132,7 @@ class SandboxPool:
             ]
             if not may_run:
                 return None
-            call = min(may_run, key=lambda one: num_running[one.client])  # of these, the first
+            call = min(may_run, key=lambda one: num_running[one.client])  # the first of equals
             self._waiting.remove(call)
             self._running.append(call)
             if self._waiting:

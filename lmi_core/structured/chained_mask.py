@@ -47,7 +47,7 @@ class ChainedMask(MissingMask):
         """Give each draft's row its mask, wait for the draft, and fill the mask behind it; go back
         in the end."""
         num_accepted = num_kept = 0
-        with suppress(Exception):  # where the draft is what is sampled, it is raised once more
+        with suppress(Exception):  # a draft that is what is sampled raises it once more
             for i in range(len(self._masks) - 1):
                 if not self._give(i, filled[i]):
                     break

@@ -79,7 +79,7 @@ def _compile(
     compiled = llguidance.LLMatcher(tokenizer, source, log_level=0, limits=limits)
     if compiled.is_error():
         if grammar.instead is not None:
-            _compile(grammar.instead, tokenizer, limits, marks)  # raises where the fault is there
+            _compile(grammar.instead, tokenizer, limits, marks)  # it raises if the fault is there
         raise _refused(grammar, compiled.get_error())
     made = GuidanceGrammar(compiled, may_draft=grammar.num_chars <= _MAX_DRAFTED_CHARS)
     # The first mask is mostly the one that takes longest, and every text's.

@@ -79,7 +79,7 @@ class MissingMask:
         back."""
         matcher, drafts = self._matcher, self._drafts
         num_accepted = num_kept = 0
-        with suppress(Exception):  # where the draft is what is sampled, it is raised once more
+        with suppress(Exception):  # a draft that is what is sampled raises it once more
             for draft in drafts:
                 is_allowed = int(filled[num_kept, draft // 32]) >> draft % 32 & 1
                 if not is_allowed or self.spent_s() > MAX_DRAFTS_S:

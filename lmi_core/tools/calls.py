@@ -130,7 +130,7 @@ class ToolCallParser:
             return False
         num_read = reader.push(self._held)
         self._held = self._held[num_read:]
-        if self._is_call(reader):  # as it was before the text that broke it
+        if self._is_call(reader):  # it was one before the text that broke it
             pieces += self._call_pieces(reader)
         if reader.is_broken or (reader.is_done and not reader.is_announced):
             pieces += self._give_up(reader)
@@ -265,7 +265,7 @@ class CallReader:
         if not self._is_value:
             self._key = value
         elif self._key in _NAME_KEYS:
-            self.name = value if self.name is None else self.name  # which was announced
+            self.name = value if self.name is None else self.name  # the first was announced
         elif self._is_argument_value():  # JSON in a string, as some models write it
             self.has_arguments = True
             self._arguments += value

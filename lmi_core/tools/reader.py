@@ -183,7 +183,7 @@ class Reader:
             is_known = call.name is not None and (call.has_arguments or call.is_done)
             if is_bare:
                 is_known = is_known and call.name in self.tools
-            if is_known:  # also as it was before the text that broke it
+            if is_known:  # it was so before the text that broke it
                 if not call.is_announced:
                     call.is_announced = True
                     self.start(call.name or "")

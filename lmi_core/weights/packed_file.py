@@ -136,7 +136,7 @@ def _blocks(pieces: Iterable[Bytes]) -> Iterator[Bytes]:
         done = 0
         while done < len(piece):
             count = min(len(piece) - done, _WRITE_BYTES - used)
-            block[used : used + count] = piece[done : done + count]  # without the GIL
+            block[used : used + count] = piece[done : done + count]  # it copies without the GIL
             done += count
             end = used + count
             used = _whole_pages(end)

@@ -146,7 +146,7 @@ class PackedModel:
     def _write(self, cache: RepackCache) -> None:
         """With the lowest priority."""
         with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)  # of this thread alone
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)  # no other thread has it
         name = self._name(cache, 1)
         if all(source.is_current() for source in self._sources):
             cache.write(name, self._matrices, self._is_stopping.is_set)
@@ -160,7 +160,7 @@ def _layout_name(sources: Iterable[FileState], formats: str, instruction_set: st
             formats,
             instruction_set,
             _native.LinearWeight.layout_version,
-            "finite",  # seen when they were packed; older files are not believed
+            "finite",  # matrices were seen to be when they were packed; older files aren't believed
         )
     )
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -72,7 +72,7 @@ class RepackCache:
             log.warning("%s can't be used, %s: %s", path, instead, error)
             self.remove(path)
             return None if path == first else self.find(name)
-        with suppress(OSError):  # of a directory that is only read
+        with suppress(OSError):  # the directory may be read-only
             os.utime(path)
         return packed
 
@@ -144,7 +144,7 @@ class RepackCache:
             write_packed_file(partial, matrices, should_stop)
             if not should_stop():
                 partial.rename(path)
-                for copy in self._of_nodes(path):  # of what this one replaces
+                for copy in self._of_nodes(path):  # this file replaces them
                     self.remove(copy)
                 log.info("packed weights are kept in %s (%.0f MiB)", path, num_bytes / 2**20)
 

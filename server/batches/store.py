@@ -64,7 +64,7 @@ class BatchStore:
             self.take(len(data))
         file_id = f"file-{uuid.uuid4().hex}"
         try:
-            _write(self.data_path(file_id), data)  # without the lock, which the loop takes, too
+            _write(self.data_path(file_id), data)  # the lock is the loop's, too: it isn't held
             with self._lock:
                 return self._describe(file_id, name, purpose, len(data))
         except OSError as error:

@@ -75,7 +75,7 @@ async def generate_with(
             body=await model.admission.read_body(request),
             content_type=request.headers.get("Content-Type", ""),
             headers=request_properties(request.headers),
-            query=dict(request.query),  # which can be pickled
+            query=dict(request.query),  # a dict can be pickled
         )
         async with nullcontext(call) if read is None else read(request, call) as call:
             parsed = await parse(call)

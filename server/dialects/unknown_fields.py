@@ -70,7 +70,7 @@ def unknown_fields(body: bytes, known: Collection[str], within: Shape | None = N
     for field in (within or {}).keys() & given.keys():
         try:
             value = msgspec.json.decode(given[field])
-        except (UnicodeDecodeError, msgspec.DecodeError) as error:  # in a string that nobody reads
+        except (UnicodeDecodeError, msgspec.DecodeError) as error:  # nobody reads the string
             raise malformed(error, body) from None
         names |= set(_unknown_within(f"{field}.", value, (within or {})[field]))
     return sorted(names)

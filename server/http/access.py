@@ -92,7 +92,7 @@ class Access:
             if not tenants:
                 return await handler(request)
             tenant = request[TENANT] = tenants[key_id]
-            if len(tenants) > 1:  # else a client is an address
+            if len(tenants) > 1:  # with one, a client is an address
                 CLIENT.set(f"key {key_id}")
             with tenant.enter(request[METER]):
                 return await handler(request)

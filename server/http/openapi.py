@@ -37,9 +37,7 @@ def openapi_route(path: str = "/openapi.json") -> ServerRoute:
 
 async def _answer(request: web.Request, models: ModelRegistry) -> web.Response:
     table = request.app[TABLE]
-    if (
-        table not in _documents
-    ):  # made of hundreds of schemas, which takes longer than a request may
+    if table not in _documents:  # hundreds of schemas take longer than a request may
         _documents[table] = await asyncio.to_thread(_rendered, table)
     return web.Response(body=_documents[table], content_type="application/json")
 

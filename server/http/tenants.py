@@ -139,7 +139,7 @@ def name_of(key: bytes) -> str:
 def keep_salts(directory: Path) -> None:
     """Make the salts from the secret of a directory for prefixes that outlast the process."""
     global _secret
-    with suppress(OSError):  # then nothing outlasts it
+    with suppress(OSError):  # nothing outlasts the process then
         _secret = derived(installation_secret(directory), _SALT_KEY, len(_secret))
 
 

@@ -151,7 +151,7 @@ class ServedModel:
         except BaseException:
             self.state = ModelState.FAILED
             raise
-        if self.state is ModelState.LOADING:  # else it is to leave at once
+        if self.state is ModelState.LOADING:  # it may have to leave at once
             self.state = ModelState.READY
 
     async def replace(self, recipe: Recipe) -> None:

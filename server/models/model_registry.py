@@ -301,7 +301,7 @@ class ModelRegistry:
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # seen: whoever waited has it, and the log has
+            task.exception()  # it is seen: whoever waited has it, and the log has
 
 
 MODELS = web.AppKey("models", ModelRegistry)

@@ -137,7 +137,7 @@ class _Parser:
             setattr(self.result, _OWN_SWITCHES[name], True)
         elif name in _OWN_VALUES:
             self._own_value(name, value)
-        elif name == "--model":  # as if it had no flag
+        elif name == "--model":  # it needs no flag
             self.result.models += [value] if value is not None else self._take(name)
         elif name in BY_FLAG:
             self._tgi_flag(name, value)
@@ -252,7 +252,7 @@ class _Parser:
         assert flag is not None
         self.result.tgi |= option.key == "option.model_id"
         if flag.switch:
-            if value is None and self._is_word_next():  # else it would be a model
+            if value is None and self._is_word_next():  # the word would count as a model
                 value = self.rest.pop(0)
             if value is not None:
                 self.problems.error(name, f"{name} takes no value")
@@ -260,7 +260,7 @@ class _Parser:
             return
         values = [value] if value is not None else self._take(name)
         if values and self._is_choice(option, flag, name, values[0]):
-            if name == _ORIGINS:  # which is given once for each
+            if name == _ORIGINS:  # one is given for each
                 settings = self.result.settings
                 values = [*(s.text for s in settings if s.where == name), *values]
                 self.result.settings = [s for s in settings if s.where != name]

@@ -79,5 +79,5 @@ def effect_of_value(value: Value, backend_name: str) -> Effect:
     effect = effect_of(value.option, value.value, backend_name)
     if not value.option.secret:
         return effect
-    given = f"={show(value.value)}"  # as ``_describe`` says it; alone it may be part of other words
+    given = f"={show(value.value)}"  # ``_describe`` says it so; alone it may be part of other words
     return replace(effect, text=effect.text.replace(given, f"={value.shown}"))

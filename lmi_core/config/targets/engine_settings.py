@@ -55,7 +55,7 @@ class EngineSettings:
             if isinstance(value, SpeculationConfig):
                 values[name] = {
                     k: v for k, v in asdict(value).items() if k != "draft_model"
-                }  # whose place is a row of its own
+                }  # the draft model's place is a row of its own
             elif isinstance(value, Path):
                 values[name] = str(value)
         return values
@@ -183,7 +183,7 @@ def _ignore_for_device(values: Values, placement: Placement, problems: Problems)
         values.ignored |= _ON_CPU
         return
     own = ["instruction_set", "tp_invariant", "cpu_binding"]
-    if placement.on == "here":  # else it says how many cores a copy has on its node
+    if placement.on == "here":  # elsewhere it says how many cores a copy has
         own.append("num_threads")
     for key in (f"option.{name}" for name in own):
         if key in values.known:

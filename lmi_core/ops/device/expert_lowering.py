@@ -116,7 +116,7 @@ class ExpertLowering(RowLowering):
             raise NotNativeError("grouped_linear", f"the CUDA kernel has no {reason}")
         token_rows, places, first_rows = self._group(routes, len(weight.experts))
         lists = {
-            "matrices": lambda: table.addresses,  # of matrices that it keeps
+            "matrices": lambda: table.addresses,  # the table keeps their matrices
             "first_rows": first_rows,
             "token_rows": token_rows if x.rows == "T" else None,
             "num_experts": len(weight.experts),
@@ -166,7 +166,7 @@ class ExpertLowering(RowLowering):
             x.rows,
             x=self._of_handles[x],
             y=result,
-            matrices=lambda: table.addresses,  # of matrices that it keeps
+            matrices=lambda: table.addresses,  # the table keeps their matrices
             num_heads=num_heads,
             num_outputs=weight.num_outputs,
             num_inputs=weight.num_inputs,

@@ -105,7 +105,7 @@ class RecordedSteps:
         self.logits = logits.view(self._arena, sizes.max_logit_rows)
         """[max_logit_rows, vocab], of the last step."""
         self._modified = torch.empty_like(self.logits)
-        self._nodes = nodes  # whose tensors the kernels read
+        self._nodes = nodes  # the kernels read their tensors
         self.list = StepList(sizes, device)
         try:
             for node in nodes:

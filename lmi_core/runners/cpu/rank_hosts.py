@@ -237,7 +237,7 @@ class _Host:
             process = subprocess.Popen(
                 [sys.executable, "-c", _BOOT, str(_ROOT), str(descriptor)],
                 pass_fds=(descriptor,),
-                stdin=subprocess.PIPE,  # which ends with this process
+                stdin=subprocess.PIPE,  # it ends with this process
                 start_new_session=True,
             )
         finally:

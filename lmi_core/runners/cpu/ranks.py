@@ -206,7 +206,7 @@ class RankProcess:
         sender.join()
 
     def _send_calls(self) -> None:
-        with suppress(OSError):  # then it is gone
+        with suppress(OSError):  # the rank may be gone
             while (call := self._unsent.get()) is not None:
                 message.send(self._connection, message.encode(call))
 
@@ -244,7 +244,7 @@ class RankProcess:
 
     def end(self) -> None:
         with suppress(OSError):
-            self._connection.shutdown(socket.SHUT_RDWR)  # wakes who listens
+            self._connection.shutdown(socket.SHUT_RDWR)  # it wakes who listens
         self._connection.close()
         try:
             self._process.wait(_END_TIMEOUT_S)

@@ -115,7 +115,7 @@ class _Rank:
             self._follow(graph, orders)
         except (EOFError, ConnectionError):
             return 0
-        except Exception as error:  # of which rank 0 hears that the process ended
+        except Exception as error:  # rank 0 hears of the process's end
             log.error("%s: %s", type(error).__name__, error)
         return 1
 

@@ -58,7 +58,7 @@ class DeviceRanks:
         self._place = Path(self._folder.name) / "group"
         self._processes: list[RankProcess] = []
         self._num_threads_before = torch.get_num_threads()
-        torch.set_num_threads(num_rank_threads(config))  # as the others do
+        torch.set_num_threads(num_rank_threads(config))  # the others do so
         try:
             for rank in range(1, self._num_ranks):
                 self._processes.append(RankProcess(rank, config.job, _MAIN))
@@ -114,7 +114,7 @@ class DeviceRanks:
         """As ``Ranks.ask``, but blocking: it is sent behind orders that are on their way."""
         answers = self._call("ask", name, arguments)
         for process in self._processes:
-            with suppress(EngineError):  # then ``listen`` fails it
+            with suppress(EngineError):  # ``listen`` fails it then
                 process.send()
         return answers
 
@@ -136,7 +136,7 @@ class DeviceRanks:
             self._loss.set_result(why)
         except InvalidStateError:
             return
-        if not self._is_loading:  # else it is raised
+        if not self._is_loading:  # who loads raises it
             log.error("%s: the model's steps fail from now on", why)
         for process in self._processes:
             process.kill()
@@ -177,7 +177,7 @@ class DeviceRanks:
         for process in self._processes:
             process.end()
         if self._meeting is not None:
-            self._meeting.close()  # which may wait for the others
+            self._meeting.close()  # it may wait for the others
         self._folder.cleanup()
         torch.set_num_threads(self._num_threads_before)
 
@@ -192,7 +192,7 @@ class DeviceRanks:
                 raise
             wait([self._loss], _SEEN_S)
             for process in self._ended[:1]:
-                process.receive()  # raises
+                process.receive()  # it raises what the rank said
             self.check()
             raise
 

@@ -94,7 +94,7 @@ def _start_ranks(
     if chosen.get(select.LAUNCH) == "native":
         from lmi_core.ops.kernels.cuda.nccl import open_nccl
 
-        open_nccl()  # before anybody reads weights
+        open_nccl()  # it fails before anybody reads weights
     return DeviceRanks(config, smoothing)
 
 

@@ -173,7 +173,7 @@ class TorchRunner:
         if self._stream is not None:
             # Weights come from another stream.
             torch.cuda.current_stream(self.device).synchronize()
-        with torch.cuda.stream(self._stream):  # which does nothing for None
+        with torch.cuda.stream(self._stream):  # None changes nothing
             if graphs is not None:
                 graphs.warm_up()
             return measure(
@@ -270,7 +270,7 @@ class TorchRunner:
 
     def _launch_all(self) -> None:
         """The launcher's thread: puts steps onto the stream while earlier ones may still run."""
-        with torch.cuda.stream(self._stream):  # which does nothing for None
+        with torch.cuda.stream(self._stream):  # None changes nothing
             while (job := self._next()) is not None:
                 if isinstance(job, DraftJob):
                     assert self.drafter is not None

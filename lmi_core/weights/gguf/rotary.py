@@ -26,7 +26,7 @@ def rotary(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
     if (scaling := scaling_of(metadata, config)) is not None:
         settings["rope_scaling"] = scaling
         if (original := scaling.get(_ORIGINAL)) is not None:
-            settings[_ORIGINAL] = int(original)  # where Phi-3 has it
+            settings[_ORIGINAL] = int(original)  # Phi-3 has it here
     return settings
 
 

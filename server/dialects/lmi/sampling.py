@@ -53,7 +53,7 @@ def num_choices(parameters: LmiParameters) -> int:
 def num_candidates(parameters: LmiParameters) -> int:
     """How many sequences to generate; the best ``n`` of ``best_of`` are returned."""
     choices, best_of = num_choices(parameters), parameters.best_of
-    if num_beams(parameters) > 1:  # of which the engine gives the best
+    if num_beams(parameters) > 1:  # the engine gives the best of them
         return choices
     if best_of is None or choices <= best_of <= _NUM_CHOICES_MAX:
         return best_of or choices

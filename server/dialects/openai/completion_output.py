@@ -107,7 +107,7 @@ def _offsets(tokens: Sequence[PromptToken], text: str) -> Iterator[int]:
     for token in tokens:
         piece = token.text
         if not offset and not text.startswith(piece) and text.startswith(piece.removeprefix(" ")):
-            piece = piece.removeprefix(" ")  # which SentencePiece begins every text with
+            piece = piece.removeprefix(" ")  # SentencePiece begins every text with it
         if num_unseen and "\ufffd" not in piece:
             end = offset + num_unseen + len(piece)
             offset = max(offset, text.find(piece, offset, end))
@@ -303,7 +303,7 @@ class CompletionStreamRenderer(Renderer):
                 if event.finish_reason is not None:
                     shown = _shown(number, event.text, finish_word(event.finish_reason))
                     frames.append(self._answer.frame(self._object([shown])))
-                elif event.text:  # not half a character, or the beginning of a stop string
+                elif event.text:  # half a character, or of a stop string, is held back
                     before, after = self._templates[number]
                     frames.append(f"{before}{quote(event.text)}{after}")
             elif (place := self._collector.add(index, event)) is not None:

@@ -114,7 +114,7 @@ def with_suffix(
 def completion_sampling_params(completion: CompletionBody) -> SamplingParams:
     max_tokens, logprobs = completion.max_tokens, completion.logprobs
     if logprobs is None and completion.num_candidates > completion.num_choices:
-        logprobs = 0  # by which the best are known
+        logprobs = 0  # the best are known by it
     return common_sampling_params(
         completion,
         max_new_tokens=_DEFAULT_MAX_TOKENS if max_tokens is None else max(1, max_tokens),

@@ -122,7 +122,7 @@ def log_unknown(body: bytes, decoded: object) -> None:
     try:
         names = unknown_fields(body, known, _WITHIN)
     except UserError:
-        body.decode()  # whose own error says it in TGI's way
+        body.decode()  # its own error says it in TGI's way
         raise
     log_ignored("a request's", names)
 
@@ -137,7 +137,7 @@ def _refuse_duplicates(body: bytes, decoded: object) -> None:
         return
     try:
         top = json.loads(body, object_pairs_hook=list, parse_int=len, strict=False)
-    except ValueError:  # in a field that the schema library skips
+    except ValueError:  # the schema library skips the field that has it
         return
     _refuse_duplicate_of(decoded, top)
     parameters = dict(top).get("parameters")

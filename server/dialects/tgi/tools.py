@@ -86,7 +86,7 @@ def tgi_tools(
 ) -> TgiTools | None:
     """The tools of a chat, None if none may be called; TgiError for what TGI refuses."""
     if definitions is not None and has_grammar and choice != "none":
-        raise _error("Grammar and tools are mutually exclusive")  # as in TGI, also of no tools
+        raise _error("Grammar and tools are mutually exclusive")  # TGI says so of no tools, too
     if not definitions or choice == "none":
         return None
     for definition in definitions:
