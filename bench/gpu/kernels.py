@@ -14,62 +14,23 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 from unittest.mock import patch
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from bench.gpu.attention_case import Attention, Inputs, make_inputs
 from bench.gpu.measure import Item, attempt_each, median_s, parse, read_roofs
 from bench.gpu.other_attention import flashinfer_decode, torch_attention, torch_varlen
 from bench.gpu.random_model import random_packed
 from lmi_core.ops.device import packed_weight
-from lmi_core.ops.device.device_step import DeviceStep
 from lmi_core.ops.device.packed_weight import PackedWeight
-from lmi_core.ops.device.paged_cache import KV_DTYPES, CacheScales, PagedCache, Scales
-from lmi_core.ops.device.step_arrays import StepArrays
 from lmi_core.ops.kernels import select
 from lmi_core.runners.device.widest_step import widest_sampling
 
-BLOCK_SIZE = 32
 IMPLEMENTATIONS = ("native", "triton", "torch")
-
-
-class Attention(NamedTuple):
-    """Sequences of ``num_keys`` tokens, of which the last ``num_rows`` are in the step."""
-
-    num_seqs: int
-    num_keys: int
-    num_rows: int
-    num_q_heads: int = 32
-    num_kv_heads: int = 8
-    head_dim: int = 128
-    kv_dtype: str = "bf16"
-
-    @property
-    def name(self) -> str:
-        kind = "decode" if self.num_rows == 1 else "prefill"
-        heads = f"{self.num_q_heads}/{self.num_kv_heads}x{self.head_dim}"
-        cache = "" if self.kv_dtype == "bf16" else f" {self.kv_dtype}"
-        return f"{kind} {self.num_seqs}x{self.num_keys} heads {heads}{cache}"
-
-    @property
-    def is_latent(self) -> bool:
-        """Whether keys are the values, too."""
-        return self.num_kv_heads == 1 and self.head_dim > 256
-
-    @property
-    def num_bytes(self) -> int:
-        head_bytes = self.head_dim * KV_DTYPES[self.kv_dtype].itemsize
-        head_bytes += 4 if self.kv_dtype == "int8" else 0  # the scale
-        num_heads = self.num_kv_heads * (1 if self.is_latent else 2)
-        return self.num_seqs * self.num_keys * num_heads * head_bytes
-
-    @property
-    def num_operations(self) -> int:
-        pairs = self.num_rows * self.num_keys - self.num_rows * (self.num_rows - 1) // 2
-        return 4 * self.num_seqs * pairs * self.num_q_heads * self.head_dim
 
 
 DECODES = [
@@ -103,67 +64,6 @@ TINY_CASES += [case._replace(kv_dtype=name) for case in TINY_CASES for name in (
 TINY_LINEARS = [(2, 128, 32), (9, 128, 32)]
 TINY_MADE_ROWS = [(2, 96, 160)]
 TINY_SAMPLES = [(2, 500)]
-
-
-class Inputs(NamedTuple):
-    q: Tensor
-    keys: Tensor
-    values: Tensor
-    step: DeviceStep
-    scales: Scales
-
-
-def make_inputs(case: Attention, device: str) -> Inputs:
-    num_columns = -(-case.num_keys // BLOCK_SIZE)
-    tables = np.random.default_rng(0).permutation(case.num_seqs * num_columns)
-    tables = tables.reshape(case.num_seqs, num_columns).astype(np.int32)
-    positions = np.arange(case.num_keys - case.num_rows, case.num_keys)
-    slots = tables[:, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
-    rows = np.arange(case.num_seqs, dtype=np.int32)
-    empty = rows[:0]
-    arrays = StepArrays(
-        token_ids=np.zeros(slots.size, np.int32),
-        positions=np.tile(positions, case.num_seqs).astype(np.int32),
-        slots=slots.ravel().astype(np.int32),
-        first_rows=rows * case.num_rows,
-        num_rows=np.full(case.num_seqs, case.num_rows, np.int32),
-        kv_lengths=np.full(case.num_seqs, case.num_keys, np.int32),
-        table_rows=rows,
-        block_tables=tables,
-        logit_token_rows=empty,
-        sampling_rows=empty,
-        target_ids=empty,
-        copy_src=empty,
-        copy_dst=empty,
-    )
-
-    def random(*shape: int) -> Tensor:
-        return torch.randn(*shape, dtype=torch.bfloat16, device=device)
-
-    cache = PagedCache(
-        num_layers=1,
-        num_blocks=tables.size,
-        block_size=BLOCK_SIZE,
-        num_kv_heads=case.num_kv_heads,
-        head_dim=case.head_dim,
-        dtype=case.kv_dtype,
-        device=torch.device(device),
-        is_latent=case.is_latent,
-    )
-    keys, values, scales = cache.layers[0]
-    for store in (keys, values):
-        drawn = random(*store.shape)
-        store.copy_(drawn.mul_(40).clamp_(-127, 127) if case.kv_dtype == "int8" else drawn)
-    if isinstance(scales, CacheScales):
-        for rows_scales in scales:
-            rows_scales.fill_(1 / 40)
-    return Inputs(
-        random(slots.size, case.num_q_heads * case.head_dim),
-        keys,
-        values,
-        DeviceStep.upload(arrays, block_size=BLOCK_SIZE, device=torch.device(device)),
-        scales,
-    )
 
 
 def ours(case: Attention, inputs: Inputs, name: str, device: str) -> Callable[[], object]:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from bench.gpu.kernels import Attention, Inputs
+from bench.gpu.attention_case import Attention, Inputs
 
 
 def torch_attention(case: Attention, backend: str, device: str) -> Callable[[], object]:

@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bench.gpu.attention_case import Attention, make_inputs
 from bench.gpu.comparison import ALLOWED, randoms, within
-from bench.gpu.kernels import Attention, make_inputs
 from bench.gpu.measure import Item, attempt_each, parse
 from bench.gpu.random_model import random_packed
 from bench.gpu.step_list_items import adapter_items, rank_items
