@@ -106,11 +106,10 @@ def rope_spec(
     theta, rotary_dim = _theta(spec, theta_default), _rotary_dim(spec, head_dim, partial_default)
     original = _original_max_positions(spec, max_positions)
     factor = _factor(spec, kind, max_positions, original)
-    short_factors: tuple[float, ...] = ()
-    long_factors: tuple[float, ...] = ()
-    if kind == "longrope":
-        short_factors = _factors(spec, "short_factor", rotary_dim // 2)
-        long_factors = _factors(spec, "long_factor", rotary_dim // 2)
+    short_factors, long_factors = (
+        _factors(spec, name, rotary_dim // 2) if kind == "longrope" else ()
+        for name in ("short_factor", "long_factor")
+    )
     rope = RopeSpec(
         rotary_dim=rotary_dim,
         theta=theta,
@@ -126,6 +125,11 @@ def rope_spec(
         short_factors=short_factors,
         long_factors=long_factors,
     )
+    _check(rope, config, key, max_positions)
+    return rope
+
+
+def _check(rope: RopeSpec, config: HfConfig, key: str, max_positions: int) -> None:
     if max(max_positions, rope.original_max_positions) * rope.factor > _MAX_POSITIONS:
         raise config.error(
             f"{key}.factor",
@@ -137,7 +141,6 @@ def rope_spec(
             f"{key}.high_freq_factor",
             f"is {rope.high_freq_factor}, but must be above low_freq_factor {rope.low_freq_factor}",
         )
-    return rope
 
 
 def scaled_max_positions(rope: RopeSpec, max_positions: int) -> int:

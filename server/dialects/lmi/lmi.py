@@ -97,14 +97,7 @@ def parse_invocation(model: DecodingModel, call: Call) -> ParsedCall:
         _refuse_candidates(answer)
     shows_tokens = answer.details or formatter != "json"
     params = _params(options, parameters, answer, shows_tokens=shows_tokens)
-    make: Callable[..., GenerationRequest] = GenerationRequest
-    if formatter == "custom":
-        make = partial(
-            FormattedRequest,
-            text=prompts[0],
-            parameters=body.parameters or {},
-            input_number=call.input_number,
-        )
+    make = _formatted(call, body, prompts[0]) if formatter == "custom" else GenerationRequest
     requests = tuple(
         make(
             request_id=call.request_id if len(prompts) == 1 else f"{call.request_id}-{i}",
@@ -121,6 +114,16 @@ def parse_invocation(model: DecodingModel, call: Call) -> ParsedCall:
     not_used = (*fields, *later, *unknown, *ignored, *not_cached)
     renderer.headers = report_unknown(call.request_id, not_used, "parameters")
     return ParsedCall(requests=requests, renderer=renderer, truncate_prompt_tokens=num_kept)
+
+
+def _formatted(call: Call, body: LmiBody, prompt: str) -> Callable[..., GenerationRequest]:
+    """Makes requests that bring a formatter what it reads."""
+    return partial(
+        FormattedRequest,
+        text=prompt,
+        parameters=body.parameters or {},
+        input_number=call.input_number,
+    )
 
 
 def _formatter(options: LmiOptions, parameters: LmiParameters, *, stream: bool) -> str:
