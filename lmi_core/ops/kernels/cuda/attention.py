@@ -45,79 +45,34 @@ def attention(
     walks the keys in tiles at absolute positions: a row's bits are those that it has in any
     step."""
     num_kv_heads, head_dim = keys.shape[1:]
-    group = num_q_heads // num_kv_heads
     reason = not_covered(
-        *(q.dtype, keys.dtype, group, head_dim, q.device),
+        *(q.dtype, keys.dtype, num_q_heads // num_kv_heads, head_dim, q.device),
         is_plain=slopes is None and sinks is None,
         is_latent=keys.data_ptr() == values.data_ptr() and not (window or soft_cap),
     )
     if sees_later:
         reason = "tokens that see later ones"
+    of_scores: dict[str, object] = {"soft_cap": soft_cap, "slopes": slopes, "sinks": sinks}
     if reason:
+        of_scores |= {"num_q_heads": num_q_heads, "window": window, "scale": scale}
+        of_scores |= {"scales": scales, "sees_later": sees_later, "relative": relative}
         other = fallback("attention", q.device, reason)
-        result: Tensor = other(
-            q,
-            keys,
-            values,
-            step,
-            num_q_heads=num_q_heads,
-            scale=scale,
-            window=window,
-            soft_cap=soft_cap,
-            scales=scales,
-            slopes=slopes,
-            sinks=sinks,
-            sees_later=sees_later,
-            relative=relative,
-        )
+        result: Tensor = other(q, keys, values, step, **of_scores)
         return result
-    lists = list_attention(
-        step,
-        num_q_heads=num_q_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        window=window,
-        prefills_all=prefills_all,
-    )
-    by_row = scales if isinstance(scales, CacheScales) else None
-    fixed = fixed_of(scales)
+    shape = {"num_q_heads": num_q_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
+    shape["window"] = window
+    lists = list_attention(step, **shape, prefills_all=prefills_all)
     y = torch.empty_like(q)
-    shape = (lists.num_partials, num_q_heads)
-    partials = torch.empty(*shape, head_dim, dtype=torch.float32, device=q.device)
-    log_masses = torch.empty(shape, dtype=torch.float32, device=q.device)
-    arguments: dict[str, object] = {
-        "q": q,
-        "keys": keys,
-        "values": values,
-        "y": y,
-        "first_rows": step.first_rows,
-        "num_rows": step.num_rows,
-        "kv_lengths": step.kv_lengths,
-        "block_tables": step.block_tables,
-        "table_stride": step.block_tables.shape[1],
-        "block_size": step.block_size,
-        "num_q_heads": num_q_heads,
-        "num_kv_heads": num_kv_heads,
-        "head_dim": head_dim,
-        "window": window,
-        "scale": scale * fixed.keys,
-        "soft_cap": soft_cap,
-        "dtype": q.dtype,
-        "kv_dtype": keys.dtype,
-        "value_scale": fixed.values,
-        "key_scales": None if by_row is None else by_row.keys,
-        "value_scales": None if by_row is None else by_row.values,
-        "slopes": slopes,
-        "sinks": sinks,
-    }
+    arguments = of_scores | shape | _operands(q, keys, values, step, scale, scales) | {"y": y}
     if len(lists.decode):
+        partial = (lists.num_partials, num_q_heads)
         library.call(
             "decode_attention",
             q,
             work=lists.decode,
             num_work=len(lists.decode),
-            partials=partials,
-            log_masses=log_masses,
+            partials=torch.empty(*partial, head_dim, dtype=torch.float32, device=q.device),
+            log_masses=torch.empty(partial, dtype=torch.float32, device=q.device),
             arrivals=lists.arrivals,
             **arguments,
         )
@@ -130,6 +85,31 @@ def attention(
             **arguments,
         )
     return y
+
+
+def _operands(
+    q: Tensor, keys: Tensor, values: Tensor, step: DeviceStep, scale: float, scales: Scales
+) -> dict[str, object]:
+    """What either kernel reads."""
+    by_row = scales if isinstance(scales, CacheScales) else None
+    fixed = fixed_of(scales)
+    return {
+        "q": q,
+        "keys": keys,
+        "values": values,
+        "first_rows": step.first_rows,
+        "num_rows": step.num_rows,
+        "kv_lengths": step.kv_lengths,
+        "block_tables": step.block_tables,
+        "table_stride": step.block_tables.shape[1],
+        "block_size": step.block_size,
+        "scale": scale * fixed.keys,
+        "dtype": q.dtype,
+        "kv_dtype": keys.dtype,
+        "value_scale": fixed.values,
+        "key_scales": None if by_row is None else by_row.keys,
+        "value_scales": None if by_row is None else by_row.values,
+    }
 
 
 def not_covered(
