@@ -1,1 +1,1 @@
-"""The HTTP server (installed as ``lmi_server``): one module per protocol over ``lmi_core``."""
+"""The HTTP server (installed as ``lmi_server``): a package for each protocol over ``lmi_core``."""

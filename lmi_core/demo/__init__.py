@@ -1,8 +1,4 @@
-"""The embedded demo model: its weights, and the generator and scripts that produced them.
-
-Only `MODEL_DIR` is needed to serve it. Start reading at `corpus.py` (what it learns from), then
-`train.py` (how) and `evaluate.py` (what it reached); `card.md` has the figures.
-"""
+"""The embedded model; ``card.md`` says what it is, and ``bench/demo`` made it."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The engine: scheduler, sequences, the step loop and the runner that executes steps."""
+"""The engine: requests, scheduler, sequences, the step loop, and the delivery of events."""

@@ -1,6 +1,6 @@
-"""Models: the decoder written once, families as data, weights and where they come from.
+"""Models: the decoder written once, families as data, and how both get their weights.
 
-``loader.load_model`` reads a directory (``hf_config``, ``registry``, ``checkpoint``) into a
-``DecoderSpec`` and packed weights; ``decoder.record`` records them into a step graph. A new family
-is a module in ``families`` and a line in ``registry``. Imports ``lmi_core.ops`` and nothing above.
+``found_model.py`` reads a directory's settings and headers into a ``DecoderSpec``, ``loader.py``
+its weights, packed; ``decoder.py`` records both into a step graph. A new family is a module in
+``families`` and a line in ``registry.py``. Imports ``lmi_core.ops`` and nothing above.
 """

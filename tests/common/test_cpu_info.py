@@ -1,3 +1,5 @@
+"""What is known of the processor, beside what the system says of it."""
+
 import platform
 
 import pytest

@@ -1,3 +1,5 @@
+"""Files that are mapped, as arrays."""
+
 from __future__ import annotations
 
 import gc

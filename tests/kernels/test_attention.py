@@ -1,3 +1,5 @@
+"""Attention over the paged cache, against a plain reference at every level."""
+
 from __future__ import annotations
 
 import functools

@@ -1,3 +1,5 @@
+"""Rotation, norms of heads and the write to the cache, against a plain reference at every level."""
+
 from __future__ import annotations
 
 import itertools

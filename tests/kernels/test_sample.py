@@ -1,3 +1,5 @@
+"""The CPU's sampler: argmax, draws, filters, penalties and what is reported of them."""
+
 from __future__ import annotations
 
 from typing import Any

@@ -1,3 +1,5 @@
+"""Rows of block tables."""
+
 import pytest
 
 from lmi_core._native import BlockTables, NativeError

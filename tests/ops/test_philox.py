@@ -1,3 +1,5 @@
+"""The random numbers of torch devices' samplers."""
+
 from __future__ import annotations
 
 import numpy as np

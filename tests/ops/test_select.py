@@ -1,3 +1,5 @@
+"""Which implementation of an op is chosen, and what is refused."""
+
 from __future__ import annotations
 
 from types import SimpleNamespace
