@@ -95,7 +95,7 @@ class TokenSource(Protocol):
 
 
 class AdapterSource(TokenSource, Protocol):
-    """A source whose engine holds LoRA adapters, which requests name (``AdapterConfig.lora``)."""
+    """A source whose engine holds LoRA adapters, which requests name (``LibraryConfig.lora``)."""
 
     async def load_adapter(self, name: str, path: Path) -> None:
         """Raises ModelError for an adapter that the engine doesn't take."""

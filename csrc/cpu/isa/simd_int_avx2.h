@@ -130,7 +130,7 @@ static inline __m256i dot_half(__m256i acc, HalfQuads a, HalfQuads b) {
   return _mm256_add_epi32(acc, _mm256_madd_epi16(a.odd, b.odd));
 }
 
-// Four bytes as broadcast_spread() takes them: those that dot_half() multiplies at once together.
+// Four bytes in 16 bits each, the even ones before the odd ones.
 static inline void spread_quads(const uint8_t* source, int64_t num_quads, uint8_t* target) {
   const __m128i pairs = _mm_setr_epi8(0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15);
   for (int64_t i = 0; i < num_quads; i += 4) {
