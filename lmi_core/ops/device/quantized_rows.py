@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 CODE_STRIDE = 128
-"""LMI_CODE_STRIDE of csrc/cuda/lmi_cuda.h: rows of codes are padded with zeros to a multiple."""
+"""LMI_CODE_STRIDE of csrc/cuda/lmi_products.h: zeros fill up rows of codes to a multiple."""
 LEAST_MAGNITUDE = 2.0**-100
 """Rows of less count as zeros, whose inverse would overflow."""
 MOST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
