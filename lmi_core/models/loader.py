@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 
 from lmi_core.models.eagle_head import EagleHead
 from lmi_core.models.experts import load_experts
-from lmi_core.models.found_model import FoundModel, find_model
+from lmi_core.models.found_model import FoundModel
 from lmi_core.models.kv_scales import LayerScales, read_kv_scales
 from lmi_core.models.latent_attention import load_latent
 from lmi_core.models.pooling import PoolingSpec
@@ -32,9 +31,6 @@ from lmi_core.models.weights import (
     bias_name,
     qk_norm_tensors,
 )
-from lmi_core.settings.engine_config import DType, EngineConfig
-from lmi_core.settings.engine_config import Quantization as Quantize
-from lmi_core.settings.lora_config import LoraConfig
 from lmi_core.weights.formats import FloatArray, WeightFormat
 from lmi_core.weights.matrix import as_floats, unit_rows
 
@@ -63,25 +59,6 @@ class LoadedModel:
     """The output head of the whole model, where a head that drafts has none."""
     kv_scales: tuple[LayerScales, ...] = ()
     """For an fp8 KV cache, of each layer; empty: the checkpoint has none."""
-
-
-def load_model(
-    path: Path,
-    dtype: DType = "auto",
-    *,
-    quantize: Quantize | None = None,
-    backend: WeightBackend | None = None,
-    progress: Progress | None = None,
-    takes_adapters: bool = False,
-) -> LoadedModel:
-    """The model in directory ``path``, with an engine's defaults; ``backend``: None: the CPU's."""
-    lora = LoraConfig() if takes_adapters else None
-    config = EngineConfig(model=path, dtype=dtype, quantize=quantize, lora=lora)
-    if backend is None:
-        from lmi_core.ops.cpu import NativeWeights
-
-        backend = NativeWeights()
-    return load_weights(find_model(config), backend, progress)
 
 
 def load_weights(

@@ -13,9 +13,9 @@ import numpy.typing as npt
 import pytest
 
 from lmi_core.adapters.store import LoraStore
-from lmi_core.models.loader import load_model
 from lmi_core.models.lora_linears import linear_shapes
 from tests.checkpoints import cached_checkpoint
+from tests.loading import load_model
 from tests.lora_adapters import Tensors, adapter_tensors, merge, write_adapter
 from tests.models.forward import Forward, NativeForward, TorchForward, all_logits
 

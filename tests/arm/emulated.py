@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from lmi_core import _native
-from lmi_core.models.loader import load_model
 from tests.arm.references import DTYPES, NUM_SEQUENCES, PARITY
 from tests.checkpoints import cached_checkpoint
 from tests.engine import test_invariance
+from tests.loading import load_model
 from tests.models.forward import NativeForward, all_logits
 
 MAX_MODEL_LEN = 512

@@ -8,7 +8,7 @@ import pytest
 
 from bench import family_shapes
 from bench.checkpoints import SHAPES
-from lmi_core.models.loader import load_model
+from tests.loading import load_model
 
 
 def test_a_mixtures_step_reads_the_experts_that_its_rows_choose() -> None:

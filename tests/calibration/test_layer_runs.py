@@ -9,11 +9,11 @@ import pytest
 
 from lmi_core.calibration.layer_runs import LayerRuns
 from lmi_core.models.found_model import find_model
-from lmi_core.models.loader import load_model
 from lmi_core.models.spec import LayerLinear
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.weights.formats import FloatArray
 from tests.checkpoints import cached_checkpoint
+from tests.loading import load_model
 from tests.models.forward import NativeForward, all_logits
 
 

@@ -13,11 +13,12 @@ from safetensors.numpy import load_file, save_file
 
 from lmi_core.adapters.adapter import check_adapter_fits
 from lmi_core.errors import ModelError
-from lmi_core.models.loader import LoadedModel, load_model
+from lmi_core.models.loader import LoadedModel
 from lmi_core.ops.cpu import NativeWeights
 from lmi_core.weights.mxfp4 import decode_mxfp4
 from tests.checkpoints import cached_checkpoint, make_checkpoint
 from tests.integer_checkpoints import FORMS, quantize
+from tests.loading import load_model
 from tests.lora_adapters import write_adapter
 from tests.models.forward import NativeForward, TorchForward, all_logits
 from tests.ops.torch_store import TorchWeights

@@ -14,7 +14,6 @@ import numpy.typing as npt
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from lmi_core.models.loader import load_model
 from tests.adapters import test_lora_parity as lora
 from tests.checkpoints import (
     FAMILIES,
@@ -24,6 +23,7 @@ from tests.checkpoints import (
     draw_weights,
     make_checkpoint,
 )
+from tests.loading import load_model
 from tests.lora_adapters import adapter_tensors, write_adapter
 from tests.models.forward import (
     EagerForward,

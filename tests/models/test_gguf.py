@@ -15,7 +15,7 @@ import pytest
 
 from lmi_core.errors import ModelError
 from lmi_core.models.found_model import find_model
-from lmi_core.models.loader import LoadedModel, load_model
+from lmi_core.models.loader import LoadedModel
 from lmi_core.models.rope import rope_tables
 from lmi_core.ops.operands import JoinedWeight
 from lmi_core.settings.engine_config import EngineConfig
@@ -31,6 +31,7 @@ from tests.gguf_files import (
     random_blocks,
     write_gguf,
 )
+from tests.loading import load_model
 from tests.models.forward import NativeForward, Rows, TorchForward, all_logits
 
 pytest.importorskip("torch")

@@ -13,10 +13,11 @@ import numpy.typing as npt
 import pytest
 from safetensors.numpy import load_file
 
-from lmi_core.models.loader import LoadedModel, load_model
+from lmi_core.models.loader import LoadedModel
 from lmi_core.weights.gguf.directory import model_directory
 from tests.checkpoints import cached_checkpoint
 from tests.gguf_files import bpe_metadata, interleaved, write_gguf
+from tests.loading import load_model
 from tests.models.forward import NativeForward, all_logits
 
 pytest.importorskip("torch")

@@ -14,7 +14,6 @@ from safetensors.numpy import load_file
 
 from lmi_core.errors import ModelError
 from lmi_core.models.found_model import find_model
-from lmi_core.models.loader import load_model
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.weights.gguf.architectures import MIXTURES
 from lmi_core.weights.gguf.directory import model_directory
@@ -22,6 +21,7 @@ from lmi_core.weights.gguf.file import GgufFile
 from lmi_core.weights.gguf.metadata import Metadata
 from tests.checkpoints import cached_checkpoint, make_checkpoint
 from tests.gguf_files import bpe_metadata, quantize_q8_0, write_gguf
+from tests.loading import load_model
 from tests.models.test_gguf_mixtures import logits_of
 
 pytest.importorskip("torch")

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pytest
 from safetensors.numpy import load_file
 
-from lmi_core.models.loader import LoadedModel, load_model
+from lmi_core.models.loader import LoadedModel
 from lmi_core.ops.cpu import NativeWeights
 from lmi_core.weights.gguf.directory import model_directory
 from tests.block_reference import dequantize
@@ -26,6 +26,7 @@ from tests.gguf_files import (
     stored,
     write_gguf,
 )
+from tests.loading import load_model
 from tests.models.forward import NativeForward, all_logits
 
 pytest.importorskip("torch")

@@ -16,10 +16,11 @@ from lmi_core.engine.engine import Engine
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.errors import EngineError, ModelError
 from lmi_core.models.found_model import find_model
-from lmi_core.models.loader import LoadedModel, load_model
+from lmi_core.models.loader import LoadedModel
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.weights.checkpoint import read_checkpoint
 from tests.checkpoints import cached_checkpoint
+from tests.loading import load_model
 
 torch = pytest.importorskip("torch")
 safetensors_torch = pytest.importorskip("safetensors.torch")

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from lmi_core.models.loader import load_model
 from tests.checkpoints import VARIANTS, cached_checkpoint
+from tests.loading import load_model
 from tests.models.forward import Forward, NativeForward, TorchForward, all_logits
 
 torch = pytest.importorskip("torch")

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from lmi_core.models.found_model import find_model
-from lmi_core.models.loader import load_model
 from lmi_core.models.registry import unsupported_setting
 from lmi_core.quantize.gguf.metadata import architecture_of
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.weights.hf_config import read_hf_config
 from tests.checkpoints import cached_checkpoint
+from tests.loading import load_model
 from tests.models.forward import NativeForward, all_logits
 from tests.models.test_parity import oracle_logits
 from tests.tiny_tokenizer import write_tokenizer

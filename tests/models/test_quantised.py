@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from lmi_core import _native
-from lmi_core.models.loader import LoadedModel, load_model
+from lmi_core.models.loader import LoadedModel
 from lmi_core.ops.cpu import NativeWeights
 from lmi_core.ops.operands import LinearWeight
 from lmi_core.weights.formats import PackFormat, Quantization
 from tests.checkpoints import cached_checkpoint
+from tests.loading import load_model
 from tests.models.forward import NativeForward, TorchForward, all_logits
 from tests.ops.torch_store import TorchWeights
 

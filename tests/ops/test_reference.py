@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from lmi_core import _native, ops
-from lmi_core.models.loader import LoadedModel, load_model
+from lmi_core.models.loader import LoadedModel
 from lmi_core.ops.device.step_arrays import StepArrays
 from tests.checkpoints import cached_checkpoint
+from tests.loading import load_model
 from tests.models.forward import (
     BLOCK_SIZE,
     MAX_SEQS,

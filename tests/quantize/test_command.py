@@ -16,10 +16,10 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from lmi_core.cli import main
-from lmi_core.models.loader import load_model
 from lmi_core.quantize.formats import FORMATS
 from lmi_core.weights.checkpoint import read_checkpoint
 from tests.checkpoints import cached_checkpoint, make_checkpoint
+from tests.loading import load_model
 from tests.models.forward import NativeForward, all_logits
 from tests.models.test_expert_layouts import merged_experts
 

@@ -11,7 +11,7 @@ import tokenizers
 
 from lmi_core.cli import main
 from lmi_core.errors import UserError
-from lmi_core.models.loader import LoadedModel, load_model
+from lmi_core.models.loader import LoadedModel
 from lmi_core.ops.cpu import NativeWeights
 from lmi_core.quantize.gguf.encode import ENCODERS, encode
 from lmi_core.quantize.gguf.tokenizer import check_tokenizer, tokenizer_metadata
@@ -21,6 +21,7 @@ from lmi_core.weights.gguf.directory import model_directory
 from lmi_core.weights.gguf.file import GgufFile, read_gguf
 from tests.block_reference import dequantize
 from tests.checkpoints import cached_checkpoint, make_checkpoint
+from tests.loading import load_model
 from tests.models.forward import NativeForward, all_logits
 from tests.models.test_gguf_latent import YARN
 from tests.text.test_gguf_tokenizer import sentencepiece, trained

@@ -12,12 +12,12 @@ import pytest
 from lmi_core.engine.engine import Engine
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.errors import EngineError, ModelError
-from lmi_core.models.loader import load_model
 from lmi_core.models.tensor_reader import TensorReader
 from lmi_core.runners.cpu.cpu_runner import load_cpu_runner
 from lmi_core.settings.engine_config import EngineConfig
 from lmi_core.weights import repack_cache
 from tests.checkpoints import cached_checkpoint
+from tests.loading import load_model
 
 PARAMS = SamplingParams(max_new_tokens=8, ignore_eos=True, temperature=0)
 

@@ -20,7 +20,6 @@ from safetensors.torch import load_file, save_file  # noqa: E402
 from lmi_core import _native  # noqa: E402
 from lmi_core.errors import ModelError  # noqa: E402
 from lmi_core.models.found_model import find_model  # noqa: E402
-from lmi_core.models.loader import load_model  # noqa: E402
 from lmi_core.ops.cpu import NativeWeights  # noqa: E402
 from lmi_core.ops.device.packed_weight import PackedWeight  # noqa: E402
 from lmi_core.ops.device.torch_weights import DeviceWeights  # noqa: E402
@@ -29,6 +28,7 @@ from lmi_core.weights.float_code_matrix import to_float_codes  # noqa: E402
 from lmi_core.weights.made_codes import to_eetq, to_int8  # noqa: E402
 from tests.bitsandbytes_checkpoints import FORMS, Floats, make_bitsandbytes_checkpoint  # noqa: E402
 from tests.checkpoints import cached_checkpoint  # noqa: E402
+from tests.loading import load_model  # noqa: E402
 from tests.models.forward import NativeForward, all_logits  # noqa: E402
 
 QUERY = "model.layers.0.self_attn.q_proj."

@@ -13,10 +13,10 @@ pytest.importorskip("safetensors.torch")
 
 from lmi_core.errors import ModelError  # noqa: E402
 from lmi_core.models.found_model import find_model  # noqa: E402
-from lmi_core.models.loader import load_model  # noqa: E402
 from lmi_core.runners.cpu.memory_needs import estimate  # noqa: E402
 from lmi_core.settings.engine_config import EngineConfig  # noqa: E402
 from tests.exl2_checkpoints import coded, make_exl2_checkpoint  # noqa: E402
+from tests.loading import load_model  # noqa: E402
 from tests.models.forward import NativeForward, all_logits  # noqa: E402
 
 

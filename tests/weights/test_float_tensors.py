@@ -80,8 +80,8 @@ def test_an_expert_that_is_not_finite_is_named(tmp_path: Path) -> None:
 
 
 def test_torch_devices_refuse_it_too(tmp_path: Path) -> None:
-    from lmi_core.models.loader import load_model
     from lmi_core.ops.device.torch_weights import DeviceWeights
+    from tests.loading import load_model
 
     path = damaged(tmp_path / "m", DOWN, float("nan"), variant="llama2", dtype="bfloat16")
     for quantize in (None, "int8"):

@@ -19,7 +19,7 @@ from lmi_core.calibration.layer_runs import LayerRuns  # noqa: E402
 from lmi_core.config.table.capabilities import BACKENDS  # noqa: E402
 from lmi_core.errors import ModelError  # noqa: E402
 from lmi_core.models.found_model import find_model  # noqa: E402
-from lmi_core.models.loader import LoadedModel, load_model  # noqa: E402
+from lmi_core.models.loader import LoadedModel  # noqa: E402
 from lmi_core.models.weights import Linear  # noqa: E402
 from lmi_core.ops.device.packed_weight import PackedWeight  # noqa: E402
 from lmi_core.ops.device.torch_weights import DeviceWeights  # noqa: E402
@@ -29,6 +29,7 @@ from lmi_core.weights.fp8_matrix import Fp8Matrix, expand_scales  # noqa: E402
 from lmi_core.weights.quantized.methods import METHODS  # noqa: E402
 from tests.checkpoints import make_checkpoint  # noqa: E402
 from tests.fp8_checkpoints import CONFIGS, Exact, make_fp8_checkpoint  # noqa: E402
+from tests.loading import load_model  # noqa: E402
 
 Made = tuple[Path, Exact]
 

@@ -15,7 +15,6 @@ safetensors_torch = pytest.importorskip("safetensors.torch")
 
 from lmi_core import _native  # noqa: E402
 from lmi_core.errors import ModelError  # noqa: E402
-from lmi_core.models.loader import load_model  # noqa: E402
 from tests.integer_checkpoints import (  # noqa: E402
     AWQ,
     FORMS,
@@ -28,6 +27,7 @@ from tests.integer_checkpoints import (  # noqa: E402
     write_gptq,
     write_int8,
 )
+from tests.loading import load_model  # noqa: E402
 
 LAYER = "model.layers.0.self_attn.q_proj"
 

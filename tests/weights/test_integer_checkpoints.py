@@ -19,7 +19,7 @@ from lmi_core import _native  # noqa: E402
 from lmi_core.engine.engine import Engine  # noqa: E402
 from lmi_core.engine.sampling_params import SamplingParams  # noqa: E402
 from lmi_core.models.found_model import find_model  # noqa: E402
-from lmi_core.models.loader import LoadedModel, load_model, load_weights  # noqa: E402
+from lmi_core.models.loader import LoadedModel, load_weights  # noqa: E402
 from lmi_core.models.weights import Linear  # noqa: E402
 from lmi_core.ops.cpu import NativeWeights  # noqa: E402
 from lmi_core.ops.device.packed_weight import PackedWeight  # noqa: E402
@@ -38,6 +38,7 @@ from tests.integer_checkpoints import (  # noqa: E402
     make_integer_checkpoint,
     set_config,
 )
+from tests.loading import load_model  # noqa: E402
 from tests.models.forward import NativeForward, all_logits  # noqa: E402
 from tests.models.test_quantised import MOST_ERROR  # noqa: E402
 

@@ -16,7 +16,6 @@ torch = pytest.importorskip("torch", exc_type=ImportError)
 safetensors_torch = pytest.importorskip("safetensors.torch")
 
 from lmi_core.errors import ModelError  # noqa: E402
-from lmi_core.models.loader import load_model  # noqa: E402
 from tests.integer_checkpoints import (  # noqa: E402
     AWQ,
     GPTQ,
@@ -26,6 +25,7 @@ from tests.integer_checkpoints import (  # noqa: E402
     pack,
     set_config,
 )
+from tests.loading import load_model  # noqa: E402
 
 SHAPE = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 1}
 Tensors = dict[str, Any]

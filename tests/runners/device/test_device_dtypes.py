@@ -110,7 +110,7 @@ def test_an_fp8_cache_serves(
 
 def test_an_fp8_cache_takes_the_scales_of_the_checkpoint(scaled: Path) -> None:
     """With scales so small that every code saturates, something else comes out."""
-    from lmi_core.models.loader import load_model
+    from tests.loading import load_model
 
     assert load_model(scaled).kv_scales[1] == pytest.approx((0.04, 0.3))
     config = config_of(scaled, "torch-cpu", kv_dtype="fp8_e4m3fn")
