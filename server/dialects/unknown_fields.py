@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 from aiohttp import web
 
-from lmi_server.dialects.base import HttpError
+from lmi_server.dialects.base import Call, HttpError
 from lmi_server.dialects.decode import decode_json, malformed
 
 log = logging.getLogger(__name__)
@@ -98,6 +98,13 @@ def _unknown_within(path: str, value: object, known: Shape | Kinds | None) -> It
                 yield path + name
             else:
                 yield from _unknown_within(f"{path}{name}.", inner, known[name])
+
+
+def report_fields(
+    call: Call, known: Collection[str], within: Shape | None = None
+) -> dict[str, str]:
+    """Log the ``unknown_fields`` of a call's body; the header that tells the client."""
+    return report_unknown(call.request_id, unknown_fields(call.body, known, within), "fields")
 
 
 def report_unknown(request_id: str, names: Sequence[str], what: str) -> dict[str, str]:

@@ -14,7 +14,7 @@ from lmi_server.dialects.openai.chat_schema import (
     tools_of,
 )
 from lmi_server.dialects.openai.openai import adapter_named, check_content_type, render_chat
-from lmi_server.dialects.unknown_fields import log_ignored, report_unknown, unknown_fields
+from lmi_server.dialects.unknown_fields import log_ignored, report_fields, unknown_fields
 from lmi_server.models.stand_in import DecodingModel
 
 
@@ -35,8 +35,7 @@ def parse_messages(model: DecodingModel, call: Call) -> ParsedCall:
     kind = MessageEventsRenderer if body.stream else MessageRenderer
     renderer: Renderer = kind(message)
     renderer.headers = {"Cache-Control": "no-cache"} if body.stream else {}
-    unknown = unknown_fields(call.body, body.__struct_fields__, WITHIN)
-    report_unknown(call.request_id, unknown, "fields")
+    report_fields(call, body.__struct_fields__, WITHIN)
     return ParsedCall(
         requests=(chat_request(call.request_id, chat, prompt, params, adapter),),
         renderer=renderer,

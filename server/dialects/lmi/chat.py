@@ -21,7 +21,7 @@ from lmi_server.dialects.openai.chat_schema import (
 )
 from lmi_server.dialects.openai.chat_tools import AnswerForm
 from lmi_server.dialects.openai.schema import WITHIN
-from lmi_server.dialects.unknown_fields import report_unknown, unknown_fields
+from lmi_server.dialects.unknown_fields import report_fields
 from lmi_server.models.stand_in import DecodingModel
 
 
@@ -59,8 +59,7 @@ def parse_chat(model: DecodingModel, call: Call, body: LmiBody) -> ParsedCall:
     else:
         renderer = chat_renderer(chat, answer_id, params.n, release)
     request = chat_request(call.request_id, chat, prompt, params, adapter)
-    unknown = unknown_fields(call.body, (*chat.__struct_fields__, "adapters"), WITHIN)
-    renderer.headers = report_unknown(call.request_id, unknown, "fields")
+    renderer.headers = report_fields(call, (*chat.__struct_fields__, "adapters"), WITHIN)
     return ParsedCall(
         requests=(request,),
         renderer=renderer,

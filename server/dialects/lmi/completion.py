@@ -25,7 +25,7 @@ from lmi_server.dialects.openai.completion_schema import (
     with_suffix,
 )
 from lmi_server.dialects.openai.schema import WITHIN
-from lmi_server.dialects.unknown_fields import report_unknown, unknown_fields
+from lmi_server.dialects.unknown_fields import report_fields
 from lmi_server.models.stand_in import DecodingModel
 
 
@@ -57,9 +57,8 @@ def parse_completion(model: DecodingModel, call: Call, given: LmiBody) -> Parsed
     renderer = completion_renderer(
         answer, echo, streams=bool(body.stream), num_candidates=body.num_candidates
     )
-    unknown = unknown_fields(call.body, (*body.__struct_fields__, "adapters"), WITHIN)
     requests = completion_requests(call.request_id, body, whole, params, adapter)
-    renderer.headers = report_unknown(call.request_id, unknown, "fields")
+    renderer.headers = report_fields(call, (*body.__struct_fields__, "adapters"), WITHIN)
     return ParsedCall(
         requests=requests,
         renderer=renderer,

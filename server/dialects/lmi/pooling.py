@@ -17,7 +17,7 @@ from lmi_server.dialects.pooling import (
     inputs_of,
     pair_requests,
 )
-from lmi_server.dialects.unknown_fields import report_unknown, shape, unknown_fields
+from lmi_server.dialects.unknown_fields import report_fields, shape
 
 
 class PairParameters(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,5 +104,4 @@ def parse_pairs(call: Call) -> ParsedCall:
 
 def _unknown(call: Call, body: EmbeddingBody | PairBody) -> dict[str, str]:
     within = shape(parameters=shape(*body.parameters.__struct_fields__))
-    names = unknown_fields(call.body, body.__struct_fields__, within)
-    return report_unknown(call.request_id, names, "fields")
+    return report_fields(call, body.__struct_fields__, within)

@@ -27,7 +27,7 @@ from lmi_server.dialects.pooling import (
     written,
 )
 from lmi_server.dialects.routes import ModelRoute
-from lmi_server.dialects.unknown_fields import report_unknown, unknown_fields
+from lmi_server.dialects.unknown_fields import report_fields
 from lmi_server.models.loaded_model import LoadedModel
 from lmi_server.models.stand_in import DecodingModel
 
@@ -88,7 +88,7 @@ def parse_embeddings(model: DecodingModel, call: Call) -> ParsedCall:
     )
     model_name = body.model or model.options.model_name
     renderer = _EmbeddingsRenderer(len(inputs), model_name, body.encoding_format)
-    renderer.headers = _unknown(call, body)
+    renderer.headers = report_fields(call, body.__struct_fields__)
     return ParsedCall(requests=requests, renderer=renderer, prompt_field="input")
 
 
@@ -104,7 +104,7 @@ def parse_rerank(model: DecodingModel, call: Call) -> ParsedCall:
     pairs = [(body.query, document) for document in documents]
     requests = pair_requests(call.request_id, pairs, params, adapter, max_queue_s=body.max_queue_s)
     renderer = _RerankRenderer(call.request_id, body, documents, model.options.model_name)
-    renderer.headers = _unknown(call, body)
+    renderer.headers = report_fields(call, body.__struct_fields__)
     return ParsedCall(requests=requests, renderer=renderer, prompt_field="documents")
 
 
@@ -150,11 +150,6 @@ class _RerankRenderer(PooledRenderer):
                 "results": results,
             }
         )
-
-
-def _unknown(call: Call, body: msgspec.Struct) -> dict[str, str]:
-    names = unknown_fields(call.body, body.__struct_fields__)
-    return report_unknown(call.request_id, names, "fields")
 
 
 async def embed(request: web.Request, model: LoadedModel) -> web.StreamResponse:

@@ -45,7 +45,7 @@ from lmi_server.dialects.openai.errors import ModelNotFound, error_body
 from lmi_server.dialects.openai.output import Answer
 from lmi_server.dialects.openai.schema import WITHIN, OpenAIBody, with_defaults
 from lmi_server.dialects.pooling import pooling_of
-from lmi_server.dialects.unknown_fields import report_unknown, unknown_fields
+from lmi_server.dialects.unknown_fields import report_fields
 from lmi_server.models.stand_in import DecodingModel
 
 _POOLING_ROUTES = {"embed": "/v1/embeddings", "rerank": "/v1/rerank"}
@@ -151,8 +151,7 @@ def _parsed(
         raise UserError("stream_options needs stream: true", field="stream_options")
     if renderer.streams:
         renderer.content_type, renderer.headers = UTF8_EVENTS, STREAM_HEADERS
-    unknown = unknown_fields(call.body, body.__struct_fields__, WITHIN)
-    report_unknown(call.request_id, unknown, "fields")
+    report_fields(call, body.__struct_fields__, WITHIN)
     return ParsedCall(
         requests=requests,
         renderer=renderer,

@@ -50,7 +50,7 @@ from lmi_server.dialects.openai.responses_schema import (
 )
 from lmi_server.dialects.openai.responses_store import ResponseStore, Stored
 from lmi_server.dialects.openai.schema import with_defaults
-from lmi_server.dialects.unknown_fields import report_unknown, unknown_fields
+from lmi_server.dialects.unknown_fields import report_fields
 from lmi_server.models.loaded_model import LoadedModel
 from lmi_server.models.stand_in import DecodingModel
 
@@ -110,8 +110,7 @@ def _parse(model: DecodingModel, call: ResponsesCall) -> ParsedCall:
     response.messages = json.dumps(messages).encode() if stores else None
     renderer = (ResponseEventsRenderer if asked.stream else ResponseRenderer)(response)
     renderer.headers = STREAM_HEADERS if asked.stream else {}
-    unknown = unknown_fields(call.body, asked.__struct_fields__, WITHIN)
-    report_unknown(call.request_id, unknown, "fields")
+    report_fields(call, asked.__struct_fields__, WITHIN)
     return ParsedCall(
         requests=(chat_request(call.request_id, chat, prompt, params, adapter),),
         renderer=renderer,

@@ -25,7 +25,7 @@ from lmi_server.dialects.pooling import (
 )
 from lmi_server.dialects.routes import ModelRoute
 from lmi_server.dialects.table import Dialect, ErrorForm
-from lmi_server.dialects.unknown_fields import report_unknown, unknown_fields
+from lmi_server.dialects.unknown_fields import report_fields
 from lmi_server.models.loaded_model import LoadedModel
 
 T = TypeVar("T")
@@ -110,7 +110,7 @@ def parse_embed(call: Call) -> ParsedCall:
     )
     requests = embedding_requests(call.request_id, inputs, params, max_queue_s=body.max_queue_s)
     renderer = VectorListRenderer(len(inputs))
-    renderer.headers = _unknown(call, body)
+    renderer.headers = report_fields(call, body.__struct_fields__)
     return ParsedCall(requests=requests, renderer=renderer, prompt_field="inputs")
 
 
@@ -121,7 +121,7 @@ def parse_rank(call: Call) -> ParsedCall:
     pairs = [(body.query, text) for text in body.texts]
     requests = pair_requests(call.request_id, pairs, params, max_queue_s=body.max_queue_s)
     renderer = _RankRenderer(body)
-    renderer.headers = _unknown(call, body)
+    renderer.headers = report_fields(call, body.__struct_fields__)
     return ParsedCall(requests=requests, renderer=renderer, prompt_field="texts")
 
 
@@ -138,11 +138,6 @@ class _RankRenderer(PooledRenderer):
                 for index, score in self.ranking
             ]
         )
-
-
-def _unknown(call: Call, body: msgspec.Struct) -> dict[str, str]:
-    names = unknown_fields(call.body, body.__struct_fields__)
-    return report_unknown(call.request_id, names, "fields")
 
 
 async def embed(request: web.Request, model: LoadedModel) -> web.StreamResponse:
