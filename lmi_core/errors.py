@@ -76,3 +76,11 @@ class EngineError(LmiError):
     """The engine failed (5xx): a step raised, a worker died, or the engine is shutting down."""
 
     exit_code = 4
+
+
+def first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Of the errors in a group, and in those within it, the first."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

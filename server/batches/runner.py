@@ -14,7 +14,7 @@ from typing import Any
 from aiohttp import web
 
 from lmi_core.engine.request import GenerationRequest
-from lmi_core.errors import UserError
+from lmi_core.errors import UserError, first_of
 from lmi_core.settings.batch_config import BatchConfig
 from lmi_server.batches.answer import Answered, answered
 from lmi_server.batches.endpoints import ENDPOINTS
@@ -135,7 +135,7 @@ class BatchRunner:
                             task = group.create_task(self._answer(progress, line))
                             task.add_done_callback(lambda _: self._places.release())
         except BaseExceptionGroup as errors:
-            raise _first(errors) from None
+            raise first_of(errors) from None
         finally:
             # A task that is stopped before the thread has opened the files waits to close them.
             await asyncio.to_thread((progress or await made).close)
@@ -215,13 +215,6 @@ class _Progress:
         counts["completed"] = len(self._answers["output"].custom_ids)
         counts["failed"] = len(self._answers["errors"].custom_ids)
         self.batch["num_expired"] = self._answers["errors"].num_unsent
-
-
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 BATCHES: web.AppKey[BatchRunner] = web.AppKey("batches", BatchRunner)

@@ -10,7 +10,7 @@ from lmi_core.engine.intake import prompt_of
 from lmi_core.engine.outputs import TokenEvent
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.stream import Subscribable, batches
-from lmi_core.errors import LmiError, UserError
+from lmi_core.errors import LmiError, UserError, first_of
 from lmi_server.dialects.base import Renderer
 from lmi_server.http.metrics import RequestMeter
 from lmi_server.http.portions import NumberedEvents, portions
@@ -70,7 +70,7 @@ async def collect_all(
         # Older Pythons put what is raised within except* into a group again.
         for kind in (UserError, LmiError):
             if (found := errors.subgroup(kind)) is not None:
-                raise _first(found) from None
+                raise first_of(found) from None
         raise
 
 
@@ -161,10 +161,3 @@ def naming(index: int) -> Iterator[None]:
         if error.field == "prompt":
             error.args = (f"{error} (number {index}, counted from 0)",)
         raise
-
-
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error

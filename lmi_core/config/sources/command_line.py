@@ -14,7 +14,7 @@ from lmi_core.config.problem import Problems
 from lmi_core.config.sources.origin import Rank, Setting
 from lmi_core.config.table import BY_FLAG, BY_KEY, option_of_flag, suggest_flag
 from lmi_core.config.table.option import Flag, Option
-from lmi_core.config.table.value_type import FALSE_WORDS, TRUE_WORDS, Bool
+from lmi_core.config.table.value_type import FALSE_WORDS, TRUE_WORDS, Bool, json_or_text
 
 _OWN_SWITCHES = {
     "--strict": "strict",
@@ -230,7 +230,7 @@ class _Parser:
         values = [value] if value is not None else self._take(name)
         if not values:
             return
-        part = values[0].split(",") if name.endswith("+") else _json_or_text(values[0])
+        part = values[0].split(",") if name.endswith("+") else json_or_text(values[0])
         flag, *keys = name.removesuffix("+").split(".")
         document = self.documents.setdefault(option.key, (flag, {}))[1]
         if _put(document, keys, part):
@@ -298,13 +298,6 @@ def _option_of_part(name: str) -> Option | None:
     option = BY_FLAG.get(flag) or option_of_flag(flag)
     takes_json = option is not None and "JSON" in option.type.describe()
     return option if takes_json and keys and all(keys) else None
-
-
-def _json_or_text(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
 
 
 def _put(document: dict[str, Any], keys: Sequence[str], value: Any) -> bool:

@@ -6,7 +6,7 @@ import json
 import math
 import re
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 TRUE_WORDS = frozenset({"true", "1", "yes", "on", "t", "y"})
 FALSE_WORDS = frozenset({"false", "0", "no", "off", "f", "n"})
@@ -291,3 +291,11 @@ class StopList:
 
     def describe(self) -> str:
         return 'list such as ["a", "b"]'
+
+
+def json_or_text(text: str) -> Any:
+    """What a text says in JSON, or the text, where it is none."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from lmi_core.config.table import BY_KEY
 from lmi_core.config.table.effect import converted, effect_of_value
 from lmi_core.config.table.option import Outcome
 from lmi_core.config.table.shared import FRONT
-from lmi_core.config.table.value_type import Json
+from lmi_core.config.table.value_type import Json, json_or_text
 from lmi_core.config.targets.lengths import sum_of_lengths
 from lmi_core.settings.library_config import LibraryConfig
 from lmi_core.settings.placement import Placement
@@ -78,7 +77,7 @@ def _arguments(
         if action.setting not in _OURS and not action.setting.startswith(_PREFIX):
             own = converted(action, value.value)
             is_json = isinstance(value.option.type, Json)
-            _put(settings, action.setting, _read(str(own)) if is_json else own)
+            _put(settings, action.setting, json_or_text(str(own)) if is_json else own)
     if placement.tensor_parallel_degree > 1:
         settings[_DEGREE] = placement.tensor_parallel_degree
     else:
@@ -93,7 +92,7 @@ def _arguments(
         _complete_buckets(settings, values)
     for key, setting in values.unknown.items():
         if key.startswith(_PREFIX):
-            _fill(settings, key.removeprefix(_PREFIX), _read(setting.text))
+            _fill(settings, key.removeprefix(_PREFIX), json_or_text(setting.text))
     return settings
 
 
@@ -127,10 +126,3 @@ def _fill(settings: dict[str, object], name: str, value: object) -> None:
     if present is not value and isinstance(present, dict) and isinstance(value, dict):
         for field, inner in value.items():
             _fill(present, field, inner)
-
-
-def _read(text: str) -> object:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text

@@ -6,8 +6,6 @@ outliers.
 
 from __future__ import annotations
 
-import functools
-
 import torch
 import triton
 import triton.language as tl
@@ -15,7 +13,7 @@ from torch import Tensor
 
 from lmi_core.ops.device.packed_weight import HEADER_BYTES, PackedWeight
 from lmi_core.ops.device.quantized_rows import QuantizedRows
-from lmi_core.ops.kernels.triton.codes import widened
+from lmi_core.ops.kernels.triton.codes import has_e4m3, widened
 from lmi_core.ops.kernels.triton.expert_tile import own_place, product_rows, store_panels
 from lmi_core.ops.kernels.triton.row_codes import quantize_rows
 
@@ -76,15 +74,10 @@ def launch_quantized(
         HEADER=HEADER_BYTES,
         BLOCK_PANELS=block_panels,
         BLOCK_INPUTS=BLOCK_INPUTS,
-        IS_DECODED=not _has_fp8(y.device),
+        IS_DECODED=not has_e4m3(y.device),
         IS_WIDENED=y.device.type != "cuda",
         **sizes,
     )
-
-
-@functools.cache
-def _has_fp8(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
 
 
 @triton.jit
