@@ -20,23 +20,19 @@ RESPONSE_FORMAT = shape(
     json_schema=shape("name", "description", "schema", "strict"),
 )
 """Of OpenAI's ``response_format``, with the names that TGI and llama-server have a schema under."""
-GUIDED_FIELDS = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
+_GUIDED_FIELDS = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
 
 
-def grammar_of(fields: Mapping[str, Any]) -> Grammar | None:
-    """What ``response_format``, ``structured_outputs`` or a ``guided_`` field asks for.
-
-    ``fields`` maps their names to the values, null counts as absent. Raises UserError naming the
-    field when one is wrong or several are given.
-    """
+def requested_grammar(body: Any) -> Grammar | None:
+    """What ``response_format``, ``structured_outputs`` or a ``guided_`` field of a body, which has
+    all of them, asks for; null counts as absent. Raises UserError naming the field when one is
+    wrong or several are given."""
     asked = []
-    response_format = fields.get("response_format")
-    if response_format is not None:
-        grammar = _response_format(response_format)
+    if body.response_format is not None:
+        grammar = _response_format(body.response_format)
         if grammar is not None:
             asked.append(("response_format", grammar))
-    outputs = fields.get("structured_outputs")
-    for name, value in (outputs or {}).items():
+    for name, value in (body.structured_outputs or {}).items():
         if name in _MAKERS and value not in (None, False):
             asked.append((f"structured_outputs.{name}", _made(name, value, "structured_outputs")))
         elif name not in _MAKERS and value is not None and name not in _HINTS:
@@ -45,8 +41,8 @@ def grammar_of(fields: Mapping[str, Any]) -> Grammar | None:
                 f"{', '.join(_MAKERS)}",
                 field="structured_outputs",
             )
-    for name in GUIDED_FIELDS:
-        value = fields.get(name)
+    for name in _GUIDED_FIELDS:
+        value = getattr(body, name)
         if value is not None:
             asked.append((name, _made(name.removeprefix("guided_"), value, name)))
     if len(asked) > 1:

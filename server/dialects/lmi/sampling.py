@@ -7,8 +7,7 @@ import msgspec
 from lmi_core.engine.logits_processors import LogitsProcessors
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.errors import UserError
-from lmi_core.structured.grammar import Grammar
-from lmi_server.dialects.grammar_fields import GUIDED_FIELDS, grammar_of
+from lmi_server.dialects.grammar_fields import requested_grammar
 from lmi_server.dialects.lmi.output import Answer
 from lmi_server.dialects.lmi.schema import LmiBody, LmiParameters
 from lmi_server.dialects.logit_bias import logit_bias
@@ -179,7 +178,7 @@ def sampling_params(
         num_beams=num_beams(parameters),
         length_penalty=parameters.length_penalty,
         early_stopping=parameters.early_stopping,  # type: ignore[arg-type]
-        grammar=_grammar(parameters),
+        grammar=requested_grammar(parameters),
     )
 
 
@@ -204,11 +203,6 @@ def _processors(parameters: LmiParameters) -> LogitsProcessors | None:
 
 def _penalty_alpha(parameters: LmiParameters) -> float | None:
     return parameters.penalty_alpha if parameters.decoding_strategy == "contrastive" else None
-
-
-def _grammar(parameters: LmiParameters) -> Grammar | None:
-    names = ("response_format", "structured_outputs", *GUIDED_FIELDS)
-    return grammar_of({name: getattr(parameters, name) for name in names})
 
 
 def _count(name: str, value: int | None) -> int:

@@ -17,6 +17,7 @@ from lmi_core.structured.thinking_budget import ThinkingBudget
 from lmi_core.text.chat import ChatTemplate
 from lmi_core.tools.forms import HERMES, ToolForm
 from lmi_server.dialects.decode import Messages, decode_json
+from lmi_server.dialects.grammar_fields import requested_grammar
 from lmi_server.dialects.openai.chat_tools import (
     AnswerForm,
     ChatTools,
@@ -29,7 +30,6 @@ from lmi_server.dialects.openai.schema import (
     check_common,
     check_range,
     common_sampling_params,
-    requested_grammar,
     unavailable,
 )
 

@@ -13,8 +13,7 @@ import msgspec
 
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.errors import UserError
-from lmi_core.structured.grammar import Grammar
-from lmi_server.dialects.grammar_fields import GUIDED_FIELDS, RESPONSE_FORMAT, grammar_of
+from lmi_server.dialects.grammar_fields import RESPONSE_FORMAT, requested_grammar
 from lmi_server.dialects.logit_bias import logit_bias
 from lmi_server.dialects.openai.output import Answer
 from lmi_server.dialects.unknown_fields import shape
@@ -247,11 +246,6 @@ def common_sampling_params(
         early_stopping=body.early_stopping or False,  # type: ignore[arg-type]
         grammar=requested_grammar(body),
     )
-
-
-def requested_grammar(body: OpenAIBody) -> Grammar | None:
-    names = ("response_format", "structured_outputs", *GUIDED_FIELDS)
-    return grammar_of({name: getattr(body, name) for name in names})
 
 
 def unavailable(name: str) -> UserError:
