@@ -10,6 +10,7 @@ from lmi_core.engine.engine import Engine
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.settings.lora_config import LoraConfig
+from tests.adapters.test_lora_invariance import adapters_of
 from tests.checkpoints import cached_checkpoint
 from tests.engine.harness import run
 from tests.lora_adapters import cached_adapter
@@ -30,12 +31,6 @@ from tests.runners.device.torch_harness import (  # noqa: E402
 )
 
 ADAPTERS = ("", "a", "b")
-
-
-def adapters_of(variant: str) -> LoraConfig:
-    first = cached_adapter(variant, 1, rank=8)
-    second = cached_adapter(variant, 2, rank=5, targets=("q_proj", "v_proj", "up_proj"))
-    return LoraConfig(adapters=(("a", first), ("b", second)))
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -9,25 +9,16 @@ from typing import Any
 import pytest
 import torch
 
-from lmi_core.engine.engine import Engine
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.errors import UserError
 from lmi_core.text.watermark import watermark_score
-from tests.checkpoints import cached_checkpoint
 from tests.engine.harness import collect, make_engine, run, token_ids
-from tests.engine.test_invariance import config_of
+from tests.engine.test_logits_processors import texts_of
 from tests.models.test_parity import oracle_model
 from tests.tiny_tokenizer import VOCAB_SIZE
 
 PARAMS = SamplingParams(max_new_tokens=24, ignore_eos=True)
 PROMPTS = [[5, 9, 200, 5, 9], list(range(40, 73)), [17]]
-
-
-async def texts(prompts: list[list[int]], params: SamplingParams, **more: Any) -> list[list[int]]:
-    config = config_of(cached_checkpoint("llama3", dtype="float32"), "fp32", **more)
-    async with Engine(config) as engine:
-        results = await asyncio.gather(*(collect(engine, p, params) for p in prompts))
-    return [token_ids(events) for events in results]
 
 
 @pytest.mark.parametrize(
@@ -43,7 +34,7 @@ async def texts(prompts: list[list[int]], params: SamplingParams, **more: Any) -
 def test_bans_are_those_of_transformers(changes: dict[str, Any]) -> None:
     model = oracle_model("llama3", "float32", "float32")
     asked = {name: [*map(list, v)] if isinstance(v, tuple) else v for name, v in changes.items()}
-    got = asyncio.run(texts(PROMPTS, replace(PARAMS, **changes)))
+    got = asyncio.run(texts_of(PROMPTS, replace(PARAMS, **changes)))
     for prompt, text in zip(PROMPTS, got, strict=True):
         output = model.generate(
             torch.tensor([prompt]),
@@ -74,7 +65,7 @@ def test_the_detector_finds_the_watermark(gamma: float) -> None:
     params = replace(PARAMS, temperature=1.0, seed=3, max_new_tokens=150)
     marked = replace(params, watermark_delta=4.0, watermark_gamma=gamma)
     for asked, low, high in ((params, -4.0, 4.0), (marked, 6.0, 30.0)):
-        for prompt, text in zip(PROMPTS, asyncio.run(texts(PROMPTS, asked)), strict=True):
+        for prompt, text in zip(PROMPTS, asyncio.run(texts_of(PROMPTS, asked)), strict=True):
             score = watermark_score([prompt[-1], *text], VOCAB_SIZE, gamma)
             assert low < score < high
 

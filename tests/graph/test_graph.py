@@ -71,13 +71,6 @@ class Tiny:
         return norm(x) @ self.head.T
 
 
-@pytest.fixture
-def worker():
-    worker = _native.Worker(2)
-    yield worker
-    worker.close()
-
-
 def test_replay_computes_what_was_recorded(worker):
     tiny = Tiny()
     tiny.step.add([3, 1, 4], 0, 0, 0, "last")

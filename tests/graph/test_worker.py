@@ -15,13 +15,6 @@ from lmi_core import _native
 from tests.graph.test_graph import Tiny
 
 
-@pytest.fixture
-def worker():
-    worker = _native.Worker(2)
-    yield worker
-    worker.close()
-
-
 def test_submit_signals_the_eventfd_once_per_step(worker):
     first, second = Tiny(seed=1), Tiny(seed=2)
     fd = os.eventfd(0, os.EFD_NONBLOCK)

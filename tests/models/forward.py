@@ -17,6 +17,8 @@ from lmi_core.ops.device.step_arrays import StepArrays
 BLOCK_SIZE = 16
 MAX_TOKENS = 512
 MAX_SEQS = 16
+SEQUENCES = [list(range(5, 60)), [7, 300, 12, 9, 14] * 6, [3]]
+"""Of some lengths, what ``logits_of`` runs."""
 
 
 @dataclass(frozen=True)
@@ -238,3 +240,8 @@ def mixed_batches(
                 budget -= count
         if batch:
             yield batch
+
+
+def logits_of(model: LoadedModel) -> npt.NDArray[Any]:
+    """Of ``SEQUENCES``, by the native step graph: [tokens, vocab]."""
+    return np.concatenate(all_logits(NativeForward(model, 128, model.dtype), SEQUENCES, 16))

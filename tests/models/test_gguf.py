@@ -32,10 +32,9 @@ from tests.gguf_files import (
     write_gguf,
 )
 from tests.loading import load_model
-from tests.models.forward import NativeForward, Rows, TorchForward, all_logits
+from tests.models.forward import SEQUENCES, NativeForward, Rows, TorchForward, all_logits
 
 pytest.importorskip("torch")
-SEQUENCES = [list(range(5, 60)), [7, 300, 12, 9, 14] * 6, [3]]
 MIXED = {
     "token_embd": "Q8_0",
     "output": "Q5_1",

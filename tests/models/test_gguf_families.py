@@ -13,16 +13,14 @@ import numpy.typing as npt
 import pytest
 from safetensors.numpy import load_file
 
-from lmi_core.models.loader import LoadedModel
 from lmi_core.weights.gguf.directory import model_directory
 from tests.checkpoints import cached_checkpoint
 from tests.gguf_files import bpe_metadata, interleaved, write_gguf
 from tests.loading import load_model
-from tests.models.forward import NativeForward, all_logits
+from tests.models.forward import logits_of
 
 pytest.importorskip("torch")
 Array = npt.NDArray[Any]
-SEQUENCES = [list(range(5, 60)), [7, 300, 12, 9, 14] * 6, [3]]
 FIRST = r"^(?:transformer\.|model\.)?"
 NAMES = {
     rf"{FIRST}(wte|embed_tokens|tok_embeddings|embedding.word_embeddings|word_embeddings)\.": (
@@ -170,10 +168,6 @@ def metadata(variant: str, name: str, spec: Any) -> dict[str, Any]:
         values["attention.sliding_window"] = config["sliding_window"]
     prefixed = {f"{name}.{key}": value for key, value in values.items()}
     return {"general.architecture": name, **prefixed, **bpe_metadata(source, "gpt-2")}
-
-
-def logits_of(model: LoadedModel) -> Array:
-    return np.concatenate(all_logits(NativeForward(model, 128, "fp32"), SEQUENCES, 16))
 
 
 @pytest.mark.parametrize("variant", FAMILIES)

@@ -13,7 +13,6 @@ import numpy.typing as npt
 import pytest
 from safetensors.numpy import load_file
 
-from lmi_core.models.loader import LoadedModel
 from lmi_core.ops.cpu import NativeWeights
 from lmi_core.weights.gguf.directory import model_directory
 from tests.block_reference import dequantize
@@ -27,11 +26,10 @@ from tests.gguf_files import (
     write_gguf,
 )
 from tests.loading import load_model
-from tests.models.forward import NativeForward, all_logits
+from tests.models.forward import logits_of
 
 pytest.importorskip("torch")
 Arrays = dict[str, npt.NDArray[Any]]
-SEQUENCES = [list(range(5, 60)), [7, 300, 12, 9, 14] * 6, [3]]
 NAMES = {
     r"transformer.wte": "token_embd",
     r"transformer.norm_f": "output_norm",
@@ -230,10 +228,6 @@ def without_jitter(variant: str, directory: Path) -> Path:
 def written(directory: Path, variant: str, tensors: dict[str, Stored]) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     return model_directory(write_gguf(directory / "model.gguf", metadata(variant), tensors))
-
-
-def logits_of(model: LoadedModel) -> npt.NDArray[Any]:
-    return np.concatenate(all_logits(NativeForward(model, 128, model.dtype), SEQUENCES, 16))
 
 
 @pytest.mark.parametrize("variant", ARCHITECTURES)

@@ -11,7 +11,6 @@ import tokenizers
 
 from lmi_core.cli import main
 from lmi_core.errors import UserError
-from lmi_core.models.loader import LoadedModel
 from lmi_core.ops.cpu import NativeWeights
 from lmi_core.quantize.gguf.encode import ENCODERS, encode
 from lmi_core.quantize.gguf.tokenizer import check_tokenizer, tokenizer_metadata
@@ -22,11 +21,10 @@ from lmi_core.weights.gguf.file import GgufFile, read_gguf
 from tests.block_reference import dequantize
 from tests.checkpoints import cached_checkpoint, make_checkpoint
 from tests.loading import load_model
-from tests.models.forward import NativeForward, all_logits
+from tests.models.forward import logits_of
 from tests.models.test_gguf_latent import YARN
 from tests.text.test_gguf_tokenizer import sentencepiece, trained
 
-SEQUENCES = [list(range(5, 60)), [7, 300, 12, 9, 14] * 6, [3]]
 MOST_CHANGE = {
     "Q4_0": 0.084, "Q5_0": 0.042, "Q8_0": 0.0053, "Q4_1": 0.074, "Q5_1": 0.036, "Q2_K": 0.28,
     "Q3_K": 0.148, "Q4_K": 0.0715, "Q5_K": 0.0362, "Q6_K": 0.0175, "IQ4_NL": 0.076,
@@ -62,10 +60,6 @@ def test_blocks_change_weights_less_than_ggmls_quantiser_does(kind: str) -> None
     assert change(weighted[4:], weights[4:], importance) < 0.97 * change(
         found[4:], weights[4:], importance
     )
-
-
-def logits_of(model: LoadedModel) -> np.ndarray:
-    return np.concatenate(all_logits(NativeForward(model, 128, "fp32"), SEQUENCES, 16))
 
 
 @pytest.mark.parametrize(

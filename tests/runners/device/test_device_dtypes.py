@@ -143,16 +143,17 @@ def test_the_scales_of_an_fp8_cache_are_no_others(scaled: Path, kv_dtype: str) -
     assert got == run(scored(plain))[0]
 
 
+async def generate(config: EngineConfig) -> tuple[list[TokenEvent], RunnerInfo]:
+    params = SamplingParams(max_new_tokens=4, ignore_eos=True, logprobs=2)
+    async with Engine(config) as engine:
+        events = await collect(engine, list(range(30, 52)), params)
+        return list(events), engine.info.runner
+
+
 @pytest.mark.parametrize("quantize", ["int8", "int4"])
 def test_quantized_weights_serve(quantize: str) -> None:
     """The same weights as the CPU engine's, whose activations are rounded too."""
     config = config_of(cached_checkpoint("llama2"), "torch-cpu", quantize=quantize)
-
-    async def generate(config: EngineConfig) -> tuple[list[TokenEvent], RunnerInfo]:
-        params = SamplingParams(max_new_tokens=4, ignore_eos=True, logprobs=2)
-        async with Engine(config) as engine:
-            events = await collect(engine, list(range(30, 52)), params)
-            return list(events), engine.info.runner
 
     events, info = run(generate(config))
     others, native = run(generate(replace(config, device="cpu")))
@@ -169,12 +170,6 @@ def test_fp8_checkpoints_serve(tmp_path: Path, form: str) -> None:
     by row, or by the checkpoint's scales."""
     path, _ = make_fp8_checkpoint(tmp_path / "model", form)
     config = config_of(path, "torch-cpu")
-
-    async def generate(config: EngineConfig) -> tuple[list[TokenEvent], RunnerInfo]:
-        params = SamplingParams(max_new_tokens=4, ignore_eos=True, logprobs=2)
-        async with Engine(config) as engine:
-            events = await collect(engine, list(range(30, 52)), params)
-            return list(events), engine.info.runner
 
     events, info = run(generate(config))
     others, native = run(generate(replace(config, device="cpu")))
