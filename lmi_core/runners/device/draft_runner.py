@@ -32,7 +32,7 @@ class _DraftStep(NamedTuple):
     submitted_ns: int
 
 
-class DraftJob(NamedTuple):
+class SubmittedChain(NamedTuple):
     """A submitted chain."""
 
     steps: list[_DraftStep]
@@ -49,7 +49,7 @@ class TorchDraftRunner(DraftSteps):
         graphs: list[EagerGraph],
         sizes: StepSizes,
         shared: StepMemory,
-        put: Callable[[DraftJob], None],
+        put: Callable[[SubmittedChain], None],
     ) -> None:
         """``sizes``, ``shared``: of the steps of the model that it drafts for; ``put``: hands a
         chain to the thread that ``run``s it."""
@@ -74,7 +74,7 @@ class TorchDraftRunner(DraftSteps):
         now_ns, tables = time.monotonic_ns(), self._shared.block_tables
         fds = self._watched_fds(steps)
         self._put(
-            DraftJob(
+            SubmittedChain(
                 [
                     _DraftStep(step, StepArrays.of(step, tables), fd, now_ns)
                     for step, fd in zip(steps, fds, strict=True)
@@ -82,9 +82,9 @@ class TorchDraftRunner(DraftSteps):
             )
         )
 
-    def run(self, job: DraftJob) -> None:
+    def run(self, chain: SubmittedChain) -> None:
         """Compute a chain, in the launcher's thread. A step that fails samples nothing."""
-        for step_id, (step, arrays, fd, submitted_ns) in enumerate(job.steps):
+        for step_id, (step, arrays, fd, submitted_ns) in enumerate(chain.steps):
             started_ns = time.monotonic_ns()
             try:
                 self._run_one(step, arrays, step_id)

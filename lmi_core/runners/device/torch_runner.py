@@ -26,7 +26,7 @@ from lmi_core.runners.cpu.ranked_adapters import RankedAdapters
 from lmi_core.runners.device.decode_graphs import Capture, CudaCapture, DecodeGraphs
 from lmi_core.runners.device.device_cache import DeviceCache
 from lmi_core.runners.device.device_memory import MeasuredMemory, measure, memory_of
-from lmi_core.runners.device.draft_runner import DraftJob, TorchDraftRunner, take_tokens
+from lmi_core.runners.device.draft_runner import SubmittedChain, TorchDraftRunner, take_tokens
 from lmi_core.runners.device.drafting import Drafting
 from lmi_core.runners.device.recorded import adapter_store, chosen_for, record_eager
 from lmi_core.runners.device.widest_step import widest_arrays, widest_sampling
@@ -46,7 +46,7 @@ IDLE_S = 0.05
 """Without a step for so long, graphs are captured."""
 
 
-class _Job(NamedTuple):
+class _Submitted(NamedTuple):
     """A submitted step; ``logit_rows``: of the step before, where its token ids come from.
     ``is_over`` is set once the step buffer has the results."""
 
@@ -59,7 +59,7 @@ class _Job(NamedTuple):
 
 
 class _Launched(NamedTuple):
-    job: _Job
+    work: _Submitted
     results: PendingResults | PendingRows | None
     """None: the step failed."""
     states: PendingRows | None
@@ -122,16 +122,16 @@ class TorchRunner:
             counts_ahead=True,
             num_state_columns=0 if self._pools else model.spec.hidden_size,
         )
-        self._jobs: queue.SimpleQueue[_Job | DraftJob | None] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[_Submitted | SubmittedChain | None] = queue.SimpleQueue()
         self.drafter: TorchDraftRunner | None = None
         if drafting is not None:
             self.info = drafting.added_to(self.info)
-            self.drafter = TorchDraftRunner(drafting, draft_graphs, sizes, shared, self._jobs.put)
+            self.drafter = TorchDraftRunner(drafting, draft_graphs, sizes, shared, self._work.put)
         share = config.gpu_memory_utilization
         self._oom_advice = f"lower gpu_memory_utilization, which is {share}"
         self.completion_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._sampled: Tensor | None = None
-        self._last: _Job | None = None
+        self._last: _Submitted | None = None
         self._rows = np.zeros((0, model.spec.hidden_size), np.float32)
         """What the last step that was read gave beside tokens, or in their place."""
         self._launched: queue.SimpleQueue[_Launched | None] = queue.SimpleQueue()
@@ -236,7 +236,7 @@ class TorchRunner:
         # A copy: the loop may append to block tables while the step is in flight.
         arrays = StepArrays.of(step, self.block_tables)
         at_ns, is_over = time.monotonic_ns(), threading.Event()
-        self._jobs.put(_Job(step, arrays, logit_rows, at_ns, is_over, wants_states))
+        self._work.put(_Submitted(step, arrays, logit_rows, at_ns, is_over, wants_states))
 
     @property
     def is_lost(self) -> bool:
@@ -254,7 +254,7 @@ class TorchRunner:
     def close(self) -> None:
         if not self._threads:
             return
-        self._jobs.put(None)
+        self._work.put(None)
         for thread in self._threads:
             thread.join()
         self._threads = []
@@ -271,33 +271,33 @@ class TorchRunner:
     def _launch_all(self) -> None:
         """The launcher's thread: puts steps onto the stream while earlier ones may still run."""
         with torch.cuda.stream(self._stream):  # None changes nothing
-            while (job := self._next()) is not None:
-                if isinstance(job, DraftJob):
+            while (work := self._next()) is not None:
+                if isinstance(work, SubmittedChain):
                     assert self.drafter is not None
-                    self.drafter.run(job)
+                    self.drafter.run(work)
                     continue
                 started_ns = time.monotonic_ns()
                 results = states = None
                 has_begun = False
                 try:
-                    graph = self._graph_of(job)
+                    graph = self._graph_of(work)
                     has_begun = True
-                    results, states = self._launch(job, graph)
+                    results, states = self._launch(work, graph)
                 except torch.OutOfMemoryError as error:
-                    job.step.error = f"{error} ({self._oom_advice})"
+                    work.step.error = f"{error} ({self._oom_advice})"
                 except Exception as error:
-                    job.step.error = f"{type(error).__name__}: {error}"
+                    work.step.error = f"{type(error).__name__}: {error}"
                 if results is None and has_begun and self._ranks is not None:
-                    self._ranks.lose(f"rank 0 failed: {job.step.error}")
-                self._sampled, self._last = getattr(results, "token_ids", None), job
-                self._launched.put(_Launched(job, results, states, started_ns))
+                    self._ranks.lose(f"rank 0 failed: {work.step.error}")
+                self._sampled, self._last = getattr(results, "token_ids", None), work
+                self._launched.put(_Launched(work, results, states, started_ns))
         self._launched.put(None)
 
     def _read_all(self) -> None:
         """The reader's thread: waits for results and hands them out."""
         finished_ns = 0
         while (launched := self._launched.get()) is not None:
-            step = launched.job.step
+            step = launched.work.step
             try:
                 if isinstance(launched.results, PendingRows):
                     self._rows = launched.results.wait()
@@ -312,57 +312,57 @@ class TorchRunner:
             started_ns = max(launched.started_ns, finished_ns)
             finished_ns = time.monotonic_ns()
             times = {"started_ns": started_ns, "finished_ns": finished_ns}
-            step.set_times(submitted_ns=launched.job.submitted_ns, **times)
-            launched.job.is_over.set()
+            step.set_times(submitted_ns=launched.work.submitted_ns, **times)
+            launched.work.is_over.set()
             os.eventfd_write(self.completion_fd, 1)
 
-    def _next(self) -> _Job | DraftJob | None:
+    def _next(self) -> _Submitted | SubmittedChain | None:
         """Wait for a step, or a chain; capture graphs meanwhile."""
         while self._graphs is not None and self._graphs.has_wanted:
             try:
-                return self._jobs.get(timeout=IDLE_S)
+                return self._work.get(timeout=IDLE_S)
             except queue.Empty:
                 self._graphs.capture_wanted()
-        return self._jobs.get()
+        return self._work.get()
 
-    def _graph_of(self, job: _Job) -> EagerGraph:
+    def _graph_of(self, work: _Submitted) -> EagerGraph:
         """What computes the step; recording it may fail, which no other rank sees."""
-        if not job.wants_states:
+        if not work.wants_states:
             return self._graph
         if self._with_states is None:
             self._with_states = self._record_with_states()
         return self._with_states
 
     def _launch(
-        self, job: _Job, graph: EagerGraph
+        self, work: _Submitted, graph: EagerGraph
     ) -> tuple[PendingResults | PendingRows, PendingRows | None]:
         if self.drafter is not None:
-            take_tokens(job.step, job.arrays)
+            take_tokens(work.step, work.arrays)
         if self._ranks is not None:
-            self._ranks.begin(job.arrays)
+            self._ranks.begin(work.arrays)
         if self._pools:
-            return PendingRows(graph.forward(self._upload(job.arrays))), None
-        if job.wants_states:
-            result, states, *_ = graph.forward_all(self._upload(job.arrays))
-            return graph.choose(result, self._sampling_of(job)), PendingRows(states)
-        feed = None if job.logit_rows is None else partial(self._feed, job.logit_rows)
+            return PendingRows(graph.forward(self._upload(work.arrays))), None
+        if work.wants_states:
+            result, states, *_ = graph.forward_all(self._upload(work.arrays))
+            return graph.choose(result, self._sampling_of(work)), PendingRows(states)
+        feed = None if work.logit_rows is None else partial(self._feed, work.logit_rows)
         logits = None
-        if self._graphs is not None and not len(job.arrays.adapter_slots):
-            logits = self._graphs.run(job.arrays, feed)
+        if self._graphs is not None and not len(work.arrays.adapter_slots):
+            logits = self._graphs.run(work.arrays, feed)
         if logits is None:
-            inputs = self._upload(job.arrays)
+            inputs = self._upload(work.arrays)
             if feed is not None:
                 feed(inputs.token_ids)
             logits = graph.forward(inputs)
-        return graph.choose(logits, self._sampling_of(job)), None
+        return graph.choose(logits, self._sampling_of(work)), None
 
-    def _sampling_of(self, job: _Job) -> SamplingInputs:
+    def _sampling_of(self, work: _Submitted) -> SamplingInputs:
         """Behind the forward pass: penalties wait for the tokens of the step before it."""
-        if job.step.counted_rows and self._last is not None and job.logit_rows is not None:
+        if work.step.counted_rows and self._last is not None and work.logit_rows is not None:
             self._last.is_over.wait()
-            job.step.follow(self._last.step, job.logit_rows)
-            job.step.take_tokens()
-        return SamplingInputs.of(job.step, self.sampling, self.info.max_logprobs)
+            work.step.follow(self._last.step, work.logit_rows)
+            work.step.take_tokens()
+        return SamplingInputs.of(work.step, self.sampling, self.info.max_logprobs)
 
     def _upload(self, arrays: StepArrays) -> DeviceStep:
         return DeviceStep.upload(arrays, block_size=self.info.block_size, device=self.device)

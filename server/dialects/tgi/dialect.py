@@ -27,9 +27,9 @@ from lmi_server.dialects.tgi import errors as tgi_errors
 from lmi_server.dialects.tgi.metrics import RequestRecord, TgiMetrics
 from lmi_server.dialects.tgi.schema import CompatBody, GenerateBody, body_decoder
 from lmi_server.dialects.tgi.tgi import (
-    Job,
+    DecodedCall,
+    check_call,
     check_content_type,
-    check_job,
     decode_compat,
     decode_generate,
     fallback_of,
@@ -39,7 +39,7 @@ from lmi_server.dialects.tgi.tgi import (
 )
 from lmi_server.dialects.tgi.tokens import chat_tokens, token_array
 from lmi_server.dialects.tgi.tool_run import ToolRun
-from lmi_server.dialects.tgi.v1 import chat_job, chat_text, completion_job, invocation_job
+from lmi_server.dialects.tgi.v1 import chat_call, chat_text, completion_call, invocation_call
 from lmi_server.dialects.tgi.v1_schema import ChatBody, CompletionBody
 from lmi_server.http.long_body import body_of
 from lmi_server.http.metrics import CONTENT_TYPE, METER, RequestMeter
@@ -109,7 +109,7 @@ async def _read_json(request: web.Request, model: LoadedModel) -> bytes:
 
 
 async def generate(
-    request: web.Request, model: LoadedModel, decode: Callable[[bytes], Job]
+    request: web.Request, model: LoadedModel, decode: Callable[[bytes], DecodedCall]
 ) -> web.StreamResponse:
     """The answer to a body that ``decode`` understands."""
     tgi = model.of(TgiService)
@@ -118,37 +118,37 @@ async def generate(
         tgi.metrics.begin()
         body = await _read_json(request, model)
         try:
-            job = await read_known(request, model, decode, body)
+            call = await read_known(request, model, decode, body)
         except LmiError as error:
             tgi.metrics.fail(error)
             raise
-        return await _run(request, model, job)
+        return await _run(request, model, call)
 
 
-async def _run(request: web.Request, model: LoadedModel, job: Job) -> web.StreamResponse:
+async def _run(request: web.Request, model: LoadedModel, call: DecodedCall) -> web.StreamResponse:
     """Check, run and answer. Once a stream is asked for, errors are events of it."""
     meter, options, tgi = request[METER], model.options.tgi, model.of(TgiService)
     metrics = tgi.metrics
     try:
-        with tgi.permits.take(num_sequences(options, job)):
+        with tgi.permits.take(num_sequences(options, call)):
             validation_started = meter.seconds
             request_id = f"{meter.request_id}-{next(model.call_numbers)}"
-            parsed = await check_job(model, job, request_id=request_id, started_s=meter.started)
+            parsed = await check_call(model, call, request_id=request_id, started_s=meter.started)
             backend = recorded(request, model)
-            fallback = await fallback_of(model, job, request_id)
+            fallback = await fallback_of(model, call, request_id)
             if fallback is not None:
-                backend = ToolRun(backend, owned(request, fallback), job.on_text)
+                backend = ToolRun(backend, owned(request, fallback), call.on_text)
             validation_seconds = meter.seconds - validation_started
             watched = WatchedRenderer(parsed.renderer)
             requests = await owned_requests(request, backend, parsed)
             response = await respond(request, model, backend, requests, watched)
     except LmiError as error:
         metrics.fail(error)
-        if not job.streams:
+        if not call.streams:
             raise
         return web.Response(
-            body=job.render_error(error, options.version),
-            headers={**headers_of(options, job), "Content-Type": "text/event-stream"},
+            body=call.render_error(error, options.version),
+            headers={**headers_of(options, call), "Content-Type": "text/event-stream"},
         )
     except (asyncio.CancelledError, ConnectionError) as error:
         metrics.fail(error)
@@ -211,15 +211,15 @@ async def generate_stream(request: web.Request, model: LoadedModel) -> web.Strea
 
 
 async def invoke(request: web.Request, model: LoadedModel) -> web.StreamResponse:
-    return await generate(request, model, partial(invocation_job, model))
+    return await generate(request, model, partial(invocation_call, model))
 
 
 async def chat(request: web.Request, model: LoadedModel) -> web.StreamResponse:
-    return await generate(request, model, partial(chat_job, model))
+    return await generate(request, model, partial(chat_call, model))
 
 
 async def complete(request: web.Request, model: LoadedModel) -> web.StreamResponse:
-    return await generate(request, model, partial(completion_job, model))
+    return await generate(request, model, partial(completion_call, model))
 
 
 async def health(request: web.Request, models: ModelRegistry) -> web.Response:

@@ -71,7 +71,7 @@ def ignore_text() -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class DecodedCall:
     """A decoded call: what to generate and how to answer."""
 
     generations: tuple[Generation, ...]
@@ -98,29 +98,29 @@ def check_content_type(content_type: str) -> None:
         )
 
 
-def decode_generate(body: bytes, *, streams: bool) -> Job:
+def decode_generate(body: bytes, *, streams: bool) -> DecodedCall:
     """A body of ``/generate`` or ``/generate_stream``; HttpError when its shape is wrong."""
     decoded = _decode_generate(body)
-    return _generate_job(decoded.inputs, _parameters(decoded.parameters), streams=streams)
+    return _generate_call(decoded.inputs, _parameters(decoded.parameters), streams=streams)
 
 
-def decode_compat(body: bytes) -> Job:
+def decode_compat(body: bytes) -> DecodedCall:
     """A body of ``/``."""
-    return compat_job(_decode_compat(body))
+    return compat_call(_decode_compat(body))
 
 
-def compat_job(body: CompatBody) -> Job:
+def compat_call(body: CompatBody) -> DecodedCall:
     """``/`` puts the prompt in front of the text unless told otherwise."""
     parameters = _parameters(body.parameters)
     if parameters.return_full_text is None:
         parameters = msgspec.structs.replace(parameters, return_full_text=True)
-    return _generate_job(body.inputs, parameters, streams=body.stream, as_list=not body.stream)
+    return _generate_call(body.inputs, parameters, streams=body.stream, as_list=not body.stream)
 
 
-def _generate_job(
+def _generate_call(
     inputs: str, parameters: GenerateParameters, *, streams: bool, as_list: bool = False
-) -> Job:
-    return Job(
+) -> DecodedCall:
+    return DecodedCall(
         generations=(Generation(inputs=inputs, parameters=parameters),),
         streams=streams,
         as_list=as_list,
@@ -138,61 +138,63 @@ def limits_of(model: LoadedModel) -> Limits:
     return Limits(max_input=min(max_input, info.max_prompt_tokens), max_total=info.max_total_tokens)
 
 
-def num_sequences(options: TgiOptions, job: Job) -> int:
+def num_sequences(options: TgiOptions, call: DecodedCall) -> int:
     """The checks that come before admission; how many sequences the call runs."""
     return sum(
-        check_best_of(generation.parameters, options, streams=job.streams)
-        for generation in job.generations
+        check_best_of(generation.parameters, options, streams=call.streams)
+        for generation in call.generations
     )
 
 
-async def check_job(
-    model: LoadedModel, job: Job, *, request_id: str, started_s: float
+async def check_call(
+    model: LoadedModel, call: DecodedCall, *, request_id: str, started_s: float
 ) -> ParsedCall:
     """The remaining checks, and what to run; UserError names the parameter at fault.
 
     ``started_s``: when the call came, by ``time.perf_counter``.
     """
     options = model.options.tgi
-    prompts = [await _check(model, generation) for generation in job.generations]
+    prompts = [await _check(model, generation) for generation in call.generations]
     timing = Timing(started_s=started_s, validated_s=time.perf_counter())
     answers = []
     requests: list[GenerationRequest] = []
-    for generation, prompt in zip(job.generations, prompts, strict=True):
-        answer = _answer(model, job, generation, prompt, timing)
+    for generation, prompt in zip(call.generations, prompts, strict=True):
+        answer = _answer(model, call, generation, prompt, timing)
         answers.append(answer)
         adapter = _adapter(model, generation, request_id)
         params = _sampling_params(options, generation, answer, prompt)
         requests += _requests(
             f"{request_id}-{len(answers)}", generation, prompt, params, answer, adapter
         )
-    renderer = job.render(answers)
-    renderer.headers = headers_of(options, job)
+    renderer = call.render(answers)
+    renderer.headers = headers_of(options, call)
     return ParsedCall(requests=tuple(requests), renderer=renderer)
 
 
-async def fallback_of(model: LoadedModel, job: Job, request_id: str) -> GenerationRequest | None:
-    """What to run when the model prefers no tool; checked as ``check_job`` does."""
-    if job.fallback is None:
+async def fallback_of(
+    model: LoadedModel, call: DecodedCall, request_id: str
+) -> GenerationRequest | None:
+    """What to run when the model prefers no tool; checked as ``check_call`` does."""
+    if call.fallback is None:
         return None
-    options, prompt = model.options.tgi, await _check(model, job.fallback)
+    options, prompt = model.options.tgi, await _check(model, call.fallback)
     now_s = time.perf_counter()
     timing = Timing(started_s=now_s, validated_s=now_s)
-    answer = _answer(model, job, job.fallback, prompt, timing)
-    adapter = _adapter(model, job.fallback, request_id)
-    params = _sampling_params(options, job.fallback, answer, prompt)
-    [request] = _requests(f"{request_id}-text", job.fallback, prompt, params, answer, adapter)
+    answer = _answer(model, call, call.fallback, prompt, timing)
+    adapter = _adapter(model, call.fallback, request_id)
+    params = _sampling_params(options, call.fallback, answer, prompt)
+    [request] = _requests(f"{request_id}-text", call.fallback, prompt, params, answer, adapter)
     return request
 
 
-def headers_of(options: TgiOptions, job: Job) -> dict[str, str]:
+def headers_of(options: TgiOptions, call: DecodedCall) -> dict[str, str]:
     """Response headers that are known from the start."""
-    num_chars = sum(len(generation.inputs) for generation in job.generations)
+    num_chars = sum(len(generation.inputs) for generation in call.generations)
     headers = {
         "x-compute-type": options.compute_type,
         "x-compute-characters": str(num_chars),
     }
-    if job.streams:
+    if call.streams:
         headers |= {"cache-control": "no-cache", "x-accel-buffering": "no"}
     return headers
 
@@ -231,13 +233,13 @@ async def _check(model: LoadedModel, generation: Generation) -> Prompt:
 
 
 def _answer(
-    model: LoadedModel, job: Job, generation: Generation, prompt: Prompt, timing: Timing
+    model: LoadedModel, call: DecodedCall, generation: Generation, prompt: Prompt, timing: Timing
 ) -> Answer:
     parameters, options = generation.parameters, model.options.tgi
-    details = parameters.details or (parameters.decoder_input_details and not job.streams)
+    details = parameters.details or (parameters.decoder_input_details and not call.streams)
     shows_logprobs = generation.shows_logprobs
     if shows_logprobs is None:
-        shows_logprobs = details or job.streams or (parameters.best_of or 1) > 1
+        shows_logprobs = details or call.streams or (parameters.best_of or 1) > 1
     return Answer(
         tokenizer=model.tokenizer,
         timing=timing,
@@ -247,10 +249,10 @@ def _answer(
         details=details,
         prefill=parameters.decoder_input_details
         and (options.version < 3 or options.enable_prefill_logprobs),
-        top_tokens=bool(parameters.top_n_tokens) and (details or job.streams),
+        top_tokens=bool(parameters.top_n_tokens) and (details or call.streams),
         shows_logprobs=shows_logprobs,
         num_sequences=max(1, parameters.best_of or 1),
-        as_list=job.as_list,
+        as_list=call.as_list,
         version=options.version,
     )
 

@@ -1,4 +1,4 @@
-"""TGI's ``/v1`` bodies and ``/invocations`` as jobs."""
+"""TGI's ``/v1`` bodies and ``/invocations`` as decoded calls."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lmi_server.dialects.base import Renderer
 from lmi_server.dialects.tgi.events import Answer
 from lmi_server.dialects.tgi.options import TgiOptions
 from lmi_server.dialects.tgi.schema import CompatBody, decode_any, log_unknown, wrong_shape
-from lmi_server.dialects.tgi.tgi import Generation, Job, compat_job, ignore_text
+from lmi_server.dialects.tgi.tgi import DecodedCall, Generation, compat_call, ignore_text
 from lmi_server.dialects.tgi.tool_events import ToolCalls, ToolRenderer, ToolSseRenderer
 from lmi_server.dialects.tgi.tools import TgiTools
 from lmi_server.dialects.tgi.v1_events import (
@@ -40,17 +40,17 @@ from lmi_server.models.stand_in import DecodingModel
 _AnyBody = CompatBody | ChatBody | CompletionBody
 
 
-def chat_job(model: DecodingModel, body: bytes) -> Job:
+def chat_call(model: DecodingModel, body: bytes) -> DecodedCall:
     """A body of ``/v1/chat/completions``."""
-    return _chat_job(model, decode_chat(body))
+    return _chat_call(model, decode_chat(body))
 
 
-def completion_job(model: DecodingModel, body: bytes) -> Job:
+def completion_call(model: DecodingModel, body: bytes) -> DecodedCall:
     """A body of ``/v1/completions``."""
-    return _completion_job(model, decode_completion(body))
+    return _completion_call(model, decode_completion(body))
 
 
-def invocation_job(model: DecodingModel, body: bytes) -> Job:
+def invocation_call(model: DecodingModel, body: bytes) -> DecodedCall:
     """A body of ``/invocations``: the first of three kinds that fits, as in release 2.4."""
     value = decode_any(body)
     kinds: tuple[type[_AnyBody], ...] = (CompatBody, ChatBody, CompletionBody)
@@ -62,11 +62,11 @@ def invocation_job(model: DecodingModel, body: bytes) -> Job:
         log_unknown(body, decoded)
         match decoded:
             case CompatBody():
-                return compat_job(decoded)
+                return compat_call(decoded)
             case ChatBody():
-                return _chat_job(model, decoded)
+                return _chat_call(model, decoded)
             case _:
-                return _completion_job(model, decoded)
+                return _completion_call(model, decoded)
     raise wrong_shape("data did not match any variant of untagged enum SagemakerRequest")
 
 
@@ -76,12 +76,12 @@ def chat_text(model: DecodingModel, body: bytes) -> str:
     return render_chat(chat, model.options.chat_template, chat_tools(chat))
 
 
-def _chat_job(model: DecodingModel, body: ChatBody) -> Job:
+def _chat_call(model: DecodingModel, body: ChatBody) -> DecodedCall:
     tools = chat_tools(body)
     generation = _generation(model, body, tools)
     fallback = _generation(model, body, None) if tools is not None and tools.is_free else None
     calls = None if tools is None else ToolCalls()
-    return Job(
+    return DecodedCall(
         generations=(generation,),
         streams=body.stream,
         render=partial(_chat_renderer, _identity(model.options.tgi, body), body, calls),
@@ -103,13 +103,13 @@ def _generation(model: DecodingModel, body: ChatBody, tools: TgiTools | None) ->
     )
 
 
-def _completion_job(model: DecodingModel, body: CompletionBody) -> Job:
+def _completion_call(model: DecodingModel, body: CompletionBody) -> DecodedCall:
     options = model.options.tgi
     check_completion(body, options)
     parameters = completion_parameters(body, options.version)
     identity = _identity(options, body)
     kind = CompletionSseRenderer if body.stream else CompletionRenderer
-    return Job(
+    return DecodedCall(
         generations=tuple(
             Generation(
                 inputs=prompt,
