@@ -24,7 +24,7 @@ from lmi_core.config.sources.models import (
     list_entry,
     list_models,
 )
-from lmi_core.config.sources.origin import Rank, Setting
+from lmi_core.config.sources.origin import Precedence, Setting
 from lmi_core.config.sources.properties import read_server_file
 from lmi_core.config.system import FEATURES
 from lmi_core.config.table import BY_KEY
@@ -202,7 +202,7 @@ class _Examination:
         if listed is None:
             return None
         shared = tuple(setting for setting in self.around.shared if setting.key not in _NAMES)
-        own = (Setting(k, text, Rank.ENDPOINT, entry.where) for k, text in arguments.items())
+        own = (Setting(k, text, Precedence.ENDPOINT, entry.where) for k, text in arguments.items())
         listed = replace(listed, settings=(*listed.settings, *own))
         model, _ = resolve_model(listed, replace(self.around, shared=shared), self.problems)
         return model

@@ -22,7 +22,7 @@ from lmi_core.config.rows import Row, model_rows
 from lmi_core.config.sources.command_line import Invocation
 from lmi_core.config.sources.merge import Values, merge
 from lmi_core.config.sources.models import HUB_ONLY, Listed
-from lmi_core.config.sources.origin import PROPERTIES, Rank, Setting
+from lmi_core.config.sources.origin import PROPERTIES, Precedence, Setting
 from lmi_core.config.sources.properties import read_properties
 from lmi_core.config.sources.rewrites import rewrite
 from lmi_core.config.system import WrittenFor, written_for
@@ -167,7 +167,7 @@ def _values(listed: Listed, around: Surroundings, problems: Problems) -> Values:
 def _own_settings(path: Path, problems: Problems) -> list[Setting]:
     """The settings of a model's own file, without keys of the server."""
     settings = []
-    for setting in read_properties(path, Rank.FILE, problems):
+    for setting in read_properties(path, Precedence.FILE, problems):
         option = BY_KEY.get(setting.key)
         if option is not None and option.scope == "server":
             problems.warn(

@@ -10,7 +10,7 @@ from lmi_core.config.problem import Problems
 from lmi_core.config.sources.command_line import parse_command_line
 from lmi_core.config.sources.environment import read_environment
 from lmi_core.config.sources.merge import merge
-from lmi_core.config.sources.origin import Rank
+from lmi_core.config.sources.origin import Precedence
 from lmi_core.config.sources.properties import parse_properties
 from lmi_core.errors import ConfigError
 
@@ -32,9 +32,9 @@ def resolve(chosen, order):
         elif source == "flag":
             argv += ["--quantize", value]
         elif source in ("file", "server_file"):
-            rank = Rank.FILE if source == "file" else Rank.SERVER_FILE
+            precedence = Precedence.FILE if source == "file" else Precedence.SERVER_FILE
             data = f"option.quantize={value}".encode()
-            written += parse_properties(data, source, rank, problems)
+            written += parse_properties(data, source, precedence, problems)
         else:
             name = {"variable": "OPTION_QUANTIZE", "alias": "HF_MODEL_QUANTIZE", "tgi": "QUANTIZE"}
             environ[name[source]] = value
@@ -60,7 +60,7 @@ def test_every_pair_of_sources():
 
 def merged(text, **kwargs):
     problems = Problems()
-    settings = parse_properties(text, "f", Rank.FILE, problems)
+    settings = parse_properties(text, "f", Precedence.FILE, problems)
     return merge(settings, problems, **kwargs), problems
 
 

@@ -7,7 +7,7 @@ from lmi_core.config.problem import Problems
 from lmi_core.config.sources.command_line import parse_command_line
 from lmi_core.config.sources.environment import AMBIGUOUS, read_environment
 from lmi_core.config.sources.merge import merge
-from lmi_core.config.sources.origin import Rank
+from lmi_core.config.sources.origin import Precedence
 from lmi_core.config.sources.properties import parse_properties
 from lmi_core.config.table import BY_FLAG, OPTIONS, SYNONYMS
 from lmi_core.config.table.value_type import (
@@ -112,9 +112,11 @@ def test_the_strongest_source_wins(placement):
         elif source == "variable":
             environ[name] = text
         else:
-            rank = Rank.FILE if source == "file" else Rank.SERVER_FILE
+            precedence = Precedence.FILE if source == "file" else Precedence.SERVER_FILE
             escaped = text.replace("\\", "\\\\")
-            given_settings += parse_properties(f"{name}={escaped}".encode(), source, rank, problems)
+            given_settings += parse_properties(
+                f"{name}={escaped}".encode(), source, precedence, problems
+            )
     given_settings += read_environment(environ, problems)
     given_settings += parse_command_line(argv, problems).settings
     values = merge(given_settings, problems)

@@ -3,13 +3,13 @@
 import pytest
 
 from lmi_core.config.problem import Problems
-from lmi_core.config.sources.origin import Rank
+from lmi_core.config.sources.origin import Precedence
 from lmi_core.config.sources.properties import parse_properties, read_properties
 
 
 def parse(data):
     problems = Problems()
-    settings = parse_properties(data, "f", Rank.FILE, problems)
+    settings = parse_properties(data, "f", Precedence.FILE, problems)
     return {s.key: s.text for s in settings}, problems, settings
 
 
@@ -86,8 +86,8 @@ def test_a_malformed_escape_is_an_error_with_its_line():
 
 def test_an_unreadable_file_is_a_warning(tmp_path):
     problems = Problems()
-    assert read_properties(tmp_path / "absent", Rank.FILE, problems) == []
-    assert read_properties(tmp_path, Rank.FILE, problems) == []
+    assert read_properties(tmp_path / "absent", Precedence.FILE, problems) == []
+    assert read_properties(tmp_path, Precedence.FILE, problems) == []
     assert len(problems.warnings) == 2
     assert not problems.errors
 
@@ -95,5 +95,5 @@ def test_an_unreadable_file_is_a_warning(tmp_path):
 def test_a_huge_file_is_an_error(tmp_path):
     (tmp_path / "big").write_bytes(b"a" * (1 << 21))
     problems = Problems()
-    assert read_properties(tmp_path / "big", Rank.FILE, problems) == []
+    assert read_properties(tmp_path / "big", Precedence.FILE, problems) == []
     assert "larger" in str(problems.errors[0])

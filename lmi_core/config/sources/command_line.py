@@ -11,7 +11,7 @@ from typing import Any
 
 from lmi_core.config.paths import exists
 from lmi_core.config.problem import Problems
-from lmi_core.config.sources.origin import Rank, Setting
+from lmi_core.config.sources.origin import Precedence, Setting
 from lmi_core.config.table import BY_FLAG, BY_KEY, option_of_flag, suggest_flag
 from lmi_core.config.table.option import Flag, Option
 from lmi_core.config.table.value_type import FALSE_WORDS, TRUE_WORDS, Bool, json_or_text
@@ -155,9 +155,9 @@ class _Parser:
             while value is None and values and self.rest and not self.rest[0].startswith("-"):
                 values.append(self.rest.pop(0))
             if values:
-                self._add("load_models", ",".join(values), Rank.SERVER_FLAG, name)
+                self._add("load_models", ",".join(values), Precedence.SERVER_FLAG, name)
         elif kind == "model_store" and values:
-            self._add("model_store", values[0], Rank.SERVER_FLAG, name)
+            self._add("model_store", values[0], Precedence.SERVER_FLAG, name)
         elif kind == "config_file" and values:
             self.result.config_file = values[0]
         elif kind == "option" and values:
@@ -171,7 +171,7 @@ class _Parser:
             return
         if key not in BY_KEY and "option." + key in BY_KEY:
             key = "option." + key
-        self._add(key, text, Rank.OVERRIDE, f"{name} {key}")
+        self._add(key, text, Precedence.OVERRIDE, f"{name} {key}")
 
     def _option_flag(self, option: Option, name: str, value: str | None) -> None:
         """Any other option, under its own name; a truth value may stand alone or be ``--no-``."""
@@ -189,7 +189,7 @@ class _Parser:
                 values.append(self.rest.pop(0))
             values = [named for each in values if (named := self._named(each))]
         if values:
-            self._add(option.key, ",".join(values), Rank.FLAG, name)
+            self._add(option.key, ",".join(values), Precedence.FLAG, name)
 
     def _named(self, module: str) -> str | None:
         """``name=path`` of an adapter, which may be written as JSON, as vLLM has it."""
@@ -219,7 +219,7 @@ class _Parser:
         if any("," in key for key in api_keys):
             self.problems.error(_KEYS, "a further key has a comma, which ends a key of api_keys")
         elif api_keys:
-            self._add("api_keys", ",".join(api_keys), Rank.FLAG, _KEYS)
+            self._add("api_keys", ",".join(api_keys), Precedence.FLAG, _KEYS)
 
     def _part_flag(self, option: Option, name: str, value: str | None) -> None:
         """A part of an option's JSON, as vLLM's command line has it: ``--hf-overrides.a.b 1`` is
@@ -239,7 +239,7 @@ class _Parser:
     def _documents(self) -> None:
         for key, (flag, document) in self.documents.items():
             try:
-                self._add(key, json.dumps(document), Rank.FLAG, flag)
+                self._add(key, json.dumps(document), Precedence.FLAG, flag)
             except RecursionError:
                 self.problems.error(flag, "is nested too deeply", key)
 
@@ -256,7 +256,7 @@ class _Parser:
                 value = self.rest.pop(0)
             if value is not None:
                 self.problems.error(name, f"{name} takes no value")
-            self._add(option.key, "true", Rank.FLAG, name)
+            self._add(option.key, "true", Precedence.FLAG, name)
             return
         values = [value] if value is not None else self._take(name)
         if values and self._is_choice(option, flag, name, values[0]):
@@ -264,7 +264,7 @@ class _Parser:
                 settings = self.result.settings
                 values = [*(s.text for s in settings if s.where == name), *values]
                 self.result.settings = [s for s in settings if s.where != name]
-            self._add(option.key, ",".join(values), Rank.FLAG, name)
+            self._add(option.key, ",".join(values), Precedence.FLAG, name)
 
     def _is_choice(self, option: Option, flag: Flag, name: str, value: str) -> bool:
         if not flag.choices or value in flag.choices:
@@ -279,8 +279,8 @@ class _Parser:
             return []
         return [self.rest.pop(0)]
 
-    def _add(self, key: str, text: str, rank: Rank, where: str) -> None:
-        self.result.settings.append(Setting(key, text, rank, where))
+    def _add(self, key: str, text: str, precedence: Precedence, where: str) -> None:
+        self.result.settings.append(Setting(key, text, precedence, where))
 
     def _unknown(self, name: str, *, has_value: bool) -> None:
         """Note the flag; what follows it is taken as its value, unless that is there to be served,

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 
 from lmi_core.config.problem import Problems
-from lmi_core.config.sources.origin import Rank, Setting
+from lmi_core.config.sources.origin import Precedence, Setting
 from lmi_core.config.table import (
     BY_FLAG,
     BY_KEY,
@@ -110,7 +110,7 @@ def _regular(environ: Mapping[str, str]) -> Iterator[Setting]:
             continue
         if variable in _ALIAS_VARIABLES and prefix == "SERVING":
             continue
-        yield Setting(_key(prefix, rest), text, Rank.VARIABLE, variable)
+        yield Setting(_key(prefix, rest), text, Precedence.VARIABLE, variable)
 
 
 def _key(prefix: str, rest: str) -> str:
@@ -132,7 +132,7 @@ def _aliases(environ: Mapping[str, str]) -> Iterator[Setting]:
             if not text or variable.startswith("OPTION_"):
                 continue
             text = _TRANSLATIONS.get(variable, str)(text)
-            yield Setting(option.key, text, Rank.ALIAS_VARIABLE, variable)
+            yield Setting(option.key, text, Precedence.ALIAS_VARIABLE, variable)
             break
 
 
@@ -144,7 +144,7 @@ def _tgi(environ: Mapping[str, str], problems: Problems, tgi: bool) -> Iterator[
         if variable == "HOSTNAME" and not _is_address(text):
             continue  # A shell sets it to the host's name, which TGI doesn't use either.
         text = _TRANSLATIONS.get(variable, str)(text)
-        setting = Setting(option.key, text, Rank.TGI_VARIABLE, variable)
+        setting = Setting(option.key, text, Precedence.TGI_VARIABLE, variable)
         if option.flag and option.flag.switch and text not in ("true", "false"):
             problems.value_error(setting, "must be exactly true or false in a TGI variable", text)
         else:
@@ -168,7 +168,7 @@ def _flags(environ: Mapping[str, str], problems: Problems) -> Iterator[Setting]:
             hint = f"did you mean {prefix}{_as_variable(near)}?" if near else "it has no effect"
             problems.warn(variable, f"unknown flag {flag}; {hint}", variable)
         elif text or isinstance(option.type, Bool):
-            yield Setting(option.key, text or "true", Rank.TGI_VARIABLE, variable)
+            yield Setting(option.key, text or "true", Precedence.TGI_VARIABLE, variable)
 
 
 def _as_variable(flag: str) -> str:

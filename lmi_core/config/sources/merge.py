@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from lmi_core.config.problem import Problems
-from lmi_core.config.sources.origin import COMMAND_LINE, Rank, Setting
+from lmi_core.config.sources.origin import COMMAND_LINE, Precedence, Setting
 from lmi_core.config.table import BY_KEY, suggest_key
 from lmi_core.config.table.option import Option
 
@@ -50,17 +50,17 @@ class Values:
     def used(self) -> list[Value]:
         """Return the values that count, the strongest source first."""
         values = [value for key, value in self.known.items() if key not in self.ignored]
-        return sorted(values, key=lambda value: value.setting.rank, reverse=True)
+        return sorted(values, key=lambda value: value.setting.precedence, reverse=True)
 
     def where(self, key: str) -> str:
         """Return where ``key`` was given, or an empty text."""
         value = self.known.get(key)
         return "" if value is None else value.setting.where
 
-    def rank(self, key: str) -> Rank:
+    def precedence(self, key: str) -> Precedence:
         """Return how strong the source of ``key`` is."""
         value = self.known.get(key)
-        return Rank.DEFAULT if value is None else value.setting.rank
+        return Precedence.DEFAULT if value is None else value.setting.precedence
 
 
 def merge(settings: Iterable[Setting], problems: Problems, *, strict: bool = False) -> Values:
@@ -86,10 +86,10 @@ def merge(settings: Iterable[Setting], problems: Problems, *, strict: bool = Fal
 
 
 def _choose(option: Option, candidates: list[Setting], values: Values, problems: Problems) -> None:
-    flags = [setting for setting in candidates if setting.rank in COMMAND_LINE]
-    others = [setting for setting in candidates if setting.rank not in COMMAND_LINE]
+    flags = [setting for setting in candidates if setting.precedence in COMMAND_LINE]
+    others = [setting for setting in candidates if setting.precedence not in COMMAND_LINE]
     equals = [*reversed(flags), *others]
-    ordered = sorted(equals, key=lambda s: (s.rank, s.key == option.key), reverse=True)
+    ordered = sorted(equals, key=lambda s: (s.precedence, s.key == option.key), reverse=True)
     parsed: list[tuple[Setting, object]] = []
     for setting in ordered:
         try:
@@ -103,7 +103,8 @@ def _choose(option: Option, candidates: list[Setting], values: Values, problems:
     winner, value = parsed[0]
     values.known[option.key] = Value(option, value, winner, tuple(ordered[1:]))
     for setting, other in parsed[1:]:
-        if setting.rank == winner.rank and other != value and _are_spellings(winner, setting):
+        is_equal = setting.precedence == winner.precedence
+        if is_equal and other != value and _are_spellings(winner, setting):
             _conflict(winner, setting, problems)
 
 

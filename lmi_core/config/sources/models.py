@@ -21,7 +21,7 @@ from lmi_core.config.sources.load_models import (
     scan_store,
 )
 from lmi_core.config.sources.merge import Values
-from lmi_core.config.sources.origin import Rank, Setting
+from lmi_core.config.sources.origin import Precedence, Setting
 from lmi_core.errors import ModelError
 from lmi_core.weights.gguf.directory import is_gguf
 
@@ -30,7 +30,7 @@ HUB_NAME = re.compile(r"(?P<id>[A-Za-z0-9][\w.-]*(/[\w.-]+)?)(:(?P<file>[\w.-]+)
 CONTAINER_STORE = Path("/opt/ml/model")
 """Model store of the reference's containers and of SageMaker, used if nothing else is named."""
 
-_OWN_MODEL = (Rank.TGI_VARIABLE, Rank.FLAG, Rank.OVERRIDE)
+_OWN_MODEL = (Precedence.TGI_VARIABLE, Precedence.FLAG, Precedence.OVERRIDE)
 """Places whose model id names a model of its own rather than the content of a store."""
 
 _HUB_VARIABLES = {
@@ -102,7 +102,7 @@ def _entries(server: Values, shared: Values, problems: Problems) -> list[ModelEn
     store = server.get("model_store")
     if entries is None and isinstance(store, str):
         return scan_store(Path(store), server.where("model_store"), problems)
-    names_another = shared.rank("option.model_id") in _OWN_MODEL
+    names_another = shared.precedence("option.model_id") in _OWN_MODEL
     if entries is None and not names_another and is_dir(CONTAINER_STORE):
         return scan_store(CONTAINER_STORE, str(CONTAINER_STORE), problems) or None
     if entries is None and isinstance(text, str):
@@ -115,7 +115,7 @@ def _named(text: str, archives: Archives, problems: Problems) -> Listed | None:
     path = Path(text)
     if exists(path):
         if is_gguf(path):
-            setting = Setting("option.model_id", text, Rank.FLAG, "command line")
+            setting = Setting("option.model_id", text, Precedence.FLAG, "command line")
             return Listed(ModelEntry(text, name_of(path.stem), text), None, (setting,))
         if path.is_file() and is_archive(path.name):
             return list_entry(ModelEntry(text, name_of(text), text), archives, problems)
@@ -130,7 +130,7 @@ def _named(text: str, archives: Archives, problems: Problems) -> Listed | None:
         name = name_of(str(directory.absolute()))
         return Listed(ModelEntry(str(directory), name, text), directory)
     if text.startswith("s3://") or (HUB_NAME.fullmatch(text) and not text.startswith(".")):
-        setting = Setting("option.model_id", text, Rank.FLAG, "command line")
+        setting = Setting("option.model_id", text, Precedence.FLAG, "command line")
         return Listed(ModelEntry(text, name_of_hub_id(text), text), None, (setting,))
     problems.error(text[:200], "is neither a path that exists, a hub id, nor an s3:// prefix")
     return None
@@ -140,10 +140,10 @@ def list_entry(entry: ModelEntry, archives: Archives, problems: Problems) -> Lis
     """Find a model of ``load_models``, or note an error; its endpoint is stronger than its file."""
     settings = []
     if entry.engine:
-        settings.append(Setting("engine", entry.engine, Rank.ENDPOINT, entry.where))
+        settings.append(Setting("engine", entry.engine, Precedence.ENDPOINT, entry.where))
     if entry.devices:
         devices = ";".join(entry.devices)
-        settings.append(Setting("load_on_devices", devices, Rank.ENDPOINT, entry.where))
+        settings.append(Setting("load_on_devices", devices, Precedence.ENDPOINT, entry.where))
     path = local_path(entry.url)
     url = entry.url if path is None else str(path)
     directory = Path(url)
@@ -161,7 +161,7 @@ def list_entry(entry: ModelEntry, archives: Archives, problems: Problems) -> Lis
             return None
         return Listed(entry, directory, tuple(settings), is_downloaded=is_url)
     if url.startswith("s3://"):
-        settings.append(Setting("option.model_id", url, Rank.ENDPOINT, entry.where))
+        settings.append(Setting("option.model_id", url, Precedence.ENDPOINT, entry.where))
         return Listed(entry, None, tuple(settings))
     problems.error(
         entry.where,
@@ -179,13 +179,13 @@ def _from_hub_variable(environ: Mapping[str, str]) -> Listed:
     """
     model_id = environ["HF_MODEL_ID"]
     settings = [
-        Setting(key, environ[variable], Rank.FILE, variable)
+        Setting(key, environ[variable], Precedence.FILE, variable)
         for variable, key in _HUB_VARIABLES.items()
         if environ.get(variable)
     ]
     if is_dir(Path(model_id)):
         entry = ModelEntry(model_id, name_of(model_id), "HF_MODEL_ID")
-        weaker = Setting("option.model_id", model_id, Rank.ALIAS_VARIABLE, "HF_MODEL_ID")
+        weaker = Setting("option.model_id", model_id, Precedence.ALIAS_VARIABLE, "HF_MODEL_ID")
         others = tuple(s for s in settings if s.key != "option.model_id")
         return Listed(entry, Path(model_id), (*others, weaker))
     entry = ModelEntry(model_id, name_of_hub_id(model_id), "HF_MODEL_ID")

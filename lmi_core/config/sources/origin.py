@@ -10,7 +10,7 @@ PROPERTIES = "serving.properties"
 """The file of options in a model's directory."""
 
 
-class Rank(IntEnum):
+class Precedence(IntEnum):
     """Precedence of sources, weakest first (DJL-Serving's ModelInfo.java)."""
 
     DEFAULT = 0
@@ -25,7 +25,7 @@ class Rank(IntEnum):
     OVERRIDE = 9
 
 
-COMMAND_LINE = (Rank.SERVER_FLAG, Rank.FLAG, Rank.OVERRIDE)
+COMMAND_LINE = (Precedence.SERVER_FLAG, Precedence.FLAG, Precedence.OVERRIDE)
 """Of which the last one counts where a flag is repeated, as everywhere."""
 
 
@@ -35,13 +35,14 @@ class Setting:
 
     key: str
     text: str
-    rank: Rank
+    precedence: Precedence
     where: str
 
     @property
     def is_of_model(self) -> bool:
         """Whether a file in the model's own directory says so, which may have come with it."""
-        return self.rank is Rank.FILE and Path(self.where.rpartition(":")[0]).name == PROPERTIES
+        path = Path(self.where.rpartition(":")[0])
+        return self.precedence is Precedence.FILE and path.name == PROPERTIES
 
     @property
     def shown(self) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from lmi_core.config.paths import is_file
 from lmi_core.config.problem import Problems
-from lmi_core.config.sources.origin import Rank, Setting
+from lmi_core.config.sources.origin import Precedence, Setting
 from lmi_core.files import open_regular
 
 MAX_FILE_BYTES = 1 << 20
@@ -26,7 +26,7 @@ _LINE_END = re.compile(r"\r\n|\r|\n")
 _TRAILING_COMMENT = re.compile(r"\s#")
 
 
-def read_properties(path: Path, rank: Rank, problems: Problems) -> list[Setting]:
+def read_properties(path: Path, precedence: Precedence, problems: Problems) -> list[Setting]:
     """Return the settings of a file in order, the last of duplicates only.
 
     A file that can't be read is a warning, as in the reference; malformed escapes are errors.
@@ -40,7 +40,7 @@ def read_properties(path: Path, rank: Rank, problems: Problems) -> list[Setting]
     if len(data) > MAX_FILE_BYTES:
         problems.error(str(path), f"is larger than {MAX_FILE_BYTES} bytes; it can't be options")
         return []
-    return parse_properties(data, str(path), rank, problems)
+    return parse_properties(data, str(path), precedence, problems)
 
 
 def read_server_file(
@@ -53,16 +53,18 @@ def read_server_file(
         if not is_file(path):
             problems.error(named, "there is no such file")
             return []
-        return read_properties(path, Rank.SERVER_FILE, problems)
+        return read_properties(path, Precedence.SERVER_FILE, problems)
     home = environ.get("MODEL_SERVER_HOME")
     usual = [Path(home) / "conf" / "config.properties"] if home else []
     for path in (*usual, Path("config.properties")):
         if is_file(path):
-            return read_properties(path, Rank.SERVER_FILE, problems)
+            return read_properties(path, Precedence.SERVER_FILE, problems)
     return []
 
 
-def parse_properties(data: bytes, name: str, rank: Rank, problems: Problems) -> list[Setting]:
+def parse_properties(
+    data: bytes, name: str, precedence: Precedence, problems: Problems
+) -> list[Setting]:
     """Return the settings in the bytes of a file called ``name``."""
     if data.startswith(_BYTE_ORDER_MARKS):
         problems.warn(
@@ -87,7 +89,7 @@ def parse_properties(data: bytes, name: str, rank: Rank, problems: Problems) -> 
             problems.warn(where, f"{key} was given before, in {settings[key].where}", key)
         if _TRAILING_COMMENT.search(value):
             problems.warn(where, f"{key}: the text after '#' is part of the value", key)
-        settings[key] = Setting(key, value.rstrip(), rank, where)
+        settings[key] = Setting(key, value.rstrip(), precedence, where)
     return list(settings.values())
 
 

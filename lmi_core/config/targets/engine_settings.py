@@ -95,7 +95,10 @@ def engine_settings(
             if field not in chosen:
                 chosen[field] = value
                 settings[field] = target
-            elif settings[field] != target and chosen[field].setting.rank == value.setting.rank:
+            elif (
+                settings[field] != target
+                and chosen[field].setting.precedence == value.setting.precedence
+            ):
                 _conflict(chosen[field], value, field, backend, problems)
     length = sum_of_lengths(values)
     if length is not None:

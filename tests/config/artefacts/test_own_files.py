@@ -8,7 +8,7 @@ from lmi_core.config.problem import Problems
 from lmi_core.config.sources.load_models import ModelEntry
 from lmi_core.config.sources.merge import merge
 from lmi_core.config.sources.models import Listed
-from lmi_core.config.sources.origin import Rank, Setting
+from lmi_core.config.sources.origin import Precedence, Setting
 
 CONFIG = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
 
@@ -69,7 +69,7 @@ def test_an_archive_serves_no_other_models_weights(model_dir, tmp_path, model_id
     unpacked.mkdir()
     listed = Listed(ModelEntry("https://x/m.zip", "m", "test"), unpacked, is_downloaded=True)
     text = model_id.replace("TMP", str(tmp_path))
-    setting = Setting("option.model_id", text, Rank.FILE, f"{unpacked}/serving.properties:1")
+    setting = Setting("option.model_id", text, Precedence.FILE, f"{unpacked}/serving.properties:1")
     problems = Problems()
     values = merge([setting], problems)
     refuse_others_files(values, listed, None)
