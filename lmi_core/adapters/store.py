@@ -12,7 +12,7 @@ from lmi_core.models.loader import LoadedModel
 from lmi_core.models.lora_linears import OwnLinear, linear_shapes, own_linears
 from lmi_core.models.slices import WHOLE, Slicing
 from lmi_core.models.spec import DecoderSpec
-from lmi_core.models.weights import WeightBackend
+from lmi_core.models.weights import WeightPacker
 from lmi_core.ops.operands import LinearWeight, LoraTable
 from lmi_core.weights.formats import FloatArray
 
@@ -37,7 +37,7 @@ class LoraStore:
     def __init__(
         self,
         model: LoadedModel,
-        backend: WeightBackend,
+        packer: WeightPacker,
         table: LoraTable,
         *,
         max_rank: int,
@@ -47,7 +47,7 @@ class LoraStore:
         self.table = table
         self._rank_multiple = rank_multiple
         self._spec, self._slicing, self._dtype = model.whole_spec, model.slicing, model.dtype
-        self._backend = backend
+        self._packer = packer
         self._max_rank = max_rank
 
     def pack(self, path: Path) -> PackedLora:
@@ -68,7 +68,7 @@ class LoraStore:
             self.table.set(slot, adapter.linears)
 
     def _pack(self, matrix: FloatArray) -> LinearWeight:
-        return self._backend.pack([matrix], format=self._dtype, gated=False)
+        return self._packer.pack([matrix], format=self._dtype, gated=False)
 
 
 def _own_slices(adapter: Adapter, spec: DecoderSpec, slicing: Slicing) -> Adapter:

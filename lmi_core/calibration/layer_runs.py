@@ -90,8 +90,8 @@ class LayerRuns:
         self.spec = spec
         self.max_tokens = min(MAX_TOKENS, spec.max_positions)
         self._instruction_set = instruction_set
-        backend = NativeWeights(instruction_set, num_threads)
-        self.reader = ReplacedReader(found, WeightPacking(backend, "fp32", None), progress)
+        packer = NativeWeights(instruction_set, num_threads)
+        self.reader = ReplacedReader(found, WeightPacking(packer, "fp32", None), progress)
         headless = replace(spec, has_head=False)
         without_layers = load_decoder(self.reader, headless, (), fuses_gate=True)
         num_blocks = -(-self.max_tokens // _BLOCK_SIZE)

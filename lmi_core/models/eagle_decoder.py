@@ -11,7 +11,7 @@ import numpy.typing as npt
 from lmi_core import ops
 from lmi_core.models.decoder import Decoder, KeptStates
 from lmi_core.models.eagle_head import EagleHead
-from lmi_core.models.weights import DecoderWeights, LayerWeights, Linear, Norm, WeightBackend
+from lmi_core.models.weights import DecoderWeights, LayerWeights, Linear, Norm, WeightPacker
 from lmi_core.ops import Graph, Handle, KvCache
 from lmi_core.ops.kept_rows import StatesTable
 from lmi_core.weights.formats import FloatArray
@@ -39,16 +39,16 @@ class EagleWeights:
         return self.decoder.num_bytes + self.token_linear.num_bytes + state_bytes
 
 
-def pack_eagle(head: EagleHead, model: LoadedModel, backend: WeightBackend) -> EagleWeights:
+def pack_eagle(head: EagleHead, model: LoadedModel, packer: WeightPacker) -> EagleWeights:
     """The weights of a head for ``model``, whose embedding and head it has where its files have
     none."""
 
     def pack(*parts: FloatArray, gated: bool = False) -> Linear:
-        return Linear(backend.pack(parts, format="int8", gated=gated))
+        return Linear(packer.pack(parts, format="int8", gated=gated))
 
     def plain(matrix: FloatArray, bias: FloatArray | None) -> Linear:
         parts = [_stored(matrix, model.dtype)]
-        return Linear(backend.pack(parts, format=model.dtype, gated=False), bias)
+        return Linear(packer.pack(parts, format=model.dtype, gated=False), bias)
 
     def norm(name: str) -> Norm:
         return Norm(head.of_layer(name))
@@ -106,7 +106,7 @@ def kept_states(
     head: EagleHead,
     dtype: Literal["fp32", "bf16"],
     table: StatesTable,
-    backend: WeightBackend,
+    packer: WeightPacker,
 ) -> KeptStates:
     """What the model of a head keeps for it in ``table``, of the act dtype. EAGLE-3's are fused by
     the model's steps, since the head goes on in what that gives."""
@@ -114,7 +114,7 @@ def kept_states(
         return KeptStates(table, (), ())
     matrices = np.split(head.read("fc.weight"), len(head.reads_layers), axis=1)
     packed = [
-        backend.pack([_stored(np.ascontiguousarray(m), dtype)], format=dtype, gated=False)
+        packer.pack([_stored(np.ascontiguousarray(m), dtype)], format=dtype, gated=False)
         for m in matrices
     ]
     biases = [head.bias("fc")] + [None] * (len(packed) - 1)

@@ -26,7 +26,7 @@ from lmi_core.models.weights import (
     LayerWeights,
     Linear,
     Norm,
-    WeightBackend,
+    WeightPacker,
     answer_matrix,
     bias_name,
     qk_norm_tensors,
@@ -63,7 +63,7 @@ class LoadedModel:
 
 def load_weights(
     found: FoundModel,
-    backend: WeightBackend,
+    packer: WeightPacker,
     progress: Progress | None = None,
     smoothing: Smoothing | None = None,
 ) -> LoadedModel:
@@ -84,7 +84,7 @@ def load_weights(
         spec = replace(spec, embedding_scale=_to_bf16(spec.embedding_scale))
     factors = _layer_factors(spec, smoothing, keeps_values=bool(found.kv_scales))
     packing = WeightPacking(
-        backend,
+        packer,
         found.dtype,
         found.quantize,
         keeps_halves=found.checkpoint.gguf_architecture is not None,

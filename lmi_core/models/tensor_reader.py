@@ -61,7 +61,7 @@ class TensorReader:
         self._quantized = found.quantized
         self._tensors = _needed_tensors(found)
         self.packing = packing
-        self._backend = packing.backend
+        self._packer = packing.packer
         self._progress = progress
         self._files: dict[Path, _native.MappedFile] = {}
         self._packed_tables: set[str] = set()
@@ -155,7 +155,7 @@ class TensorReader:
         """Several weights, each of a matrix for every head, made of tensors; none is quantised."""
         with self._naming_damage(names):
             weights = [
-                self._backend.pack_experts(
+                self._packer.pack_experts(
                     [[head] for head in heads],
                     names=[f"{names[0]} {i}"],
                     format=self.packing.weight_format,
@@ -204,7 +204,7 @@ class TensorReader:
             self._advance(self._tensors[name].num_bytes)
             assert isinstance(view, BlockMatrix)
             return view
-        if not self._backend.knows_finite and name not in self._packed_tables:
+        if not self._packer.knows_finite and name not in self._packed_tables:
             self._finite(name, view)
         if self._tensors[name].dtype == "F16" and not self.packing.keeps_halves:
             view = to_float32(view, "F16")
@@ -257,7 +257,7 @@ class TensorReader:
             num_outputs, num_inputs = math.prod(tensor.shape[:-1]), tensor.shape[-1]
             blocks = raw.reshape(num_outputs, -1)
             stored = BlockMatrix(BLOCK_TYPES[tensor.dtype], (num_outputs, num_inputs), blocks)
-            return stored if self._backend.keeps_blocks else stored.to_float32()
+            return stored if self._packer.keeps_blocks else stored.to_float32()
         if tensor.dtype not in FP8_DTYPES:
             return self._view(name)
         scale = scale_of(tensor, self._tensors)

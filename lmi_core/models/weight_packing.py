@@ -11,7 +11,7 @@ import numpy as np
 
 from lmi_core.errors import ModelError
 from lmi_core.models.slices import Bounds
-from lmi_core.models.weights import WeightBackend
+from lmi_core.models.weights import WeightPacker
 from lmi_core.ops.operands import JoinedWeight, LinearWeight, SlicedWeight
 from lmi_core.weights.block_matrix import BlockMatrix
 from lmi_core.weights.float_code_matrix import CODE_BLOCK, FloatCodeMatrix
@@ -29,14 +29,14 @@ _OwnFormat = BlockFormat | Literal["fp16", "nf4", "fp4"]
 
 
 class WeightPacking:
-    """Packs for ``backend``, and notes what became of the matrices. ``quantize``: what those of
+    """Packs for ``packer``, and notes what became of the matrices. ``quantize``: what those of
     layers become; ``weight_format``: what others are. ``keeps_halves``: fp16 stays so where
-    ``backend`` has products with it, ``keeps_orders``: int4 with inputs in another order.
+    ``packer`` has products with it, ``keeps_orders``: int4 with inputs in another order.
     NotFiniteError for what is damaged."""
 
     def __init__(
         self,
-        backend: WeightBackend,
+        packer: WeightPacker,
         weight_format: WeightFormat,
         quantize: Quantization | None,
         *,
@@ -54,14 +54,14 @@ class WeightPacking:
         self.weight_format = weight_format
         self.head_format: PackFormat = weight_format if quantize is None else "int8"
         self.quantize = quantize
-        self.keeps_halves = keeps_halves and backend.keeps_blocks
-        self.keeps_orders = keeps_orders and backend.keeps_blocks
-        self.backend = backend
+        self.keeps_halves = keeps_halves and packer.keeps_blocks
+        self.keeps_orders = keeps_orders and packer.keeps_blocks
+        self.packer = packer
 
     @property
     def keeps_blocks(self) -> bool:
         """Whether matrices that are in blocks stay so."""
-        return self.backend.keeps_blocks and self.quantize is None
+        return self.packer.keeps_blocks and self.quantize is None
 
     @property
     def kept_format(self) -> str | None:
@@ -150,13 +150,13 @@ class WeightPacking:
         format: PackFormat | None = None,
     ) -> LinearWeight:
         (made,), packed = self._made_of([parts], format)
-        return self.backend.pack(made, names=names, format=packed, gated=gated)
+        return self.packer.pack(made, names=names, format=packed, gated=gated)
 
     def pack_experts(
         self, experts: Sequence[Sequence[Matrix]], names: Sequence[str], *, gated: bool
     ) -> LinearWeight:
         made, packed = self._made_of(experts, None)
-        return self.backend.pack_experts(made, names=names, format=packed, gated=gated)
+        return self.packer.pack_experts(made, names=names, format=packed, gated=gated)
 
     def _made_of(
         self, experts: Sequence[Sequence[Matrix]], format: PackFormat | None
@@ -193,7 +193,7 @@ class WeightPacking:
             return made, chosen if has_blocks else self.weight_format
         if chosen == "fp8" and not all(isinstance(part, Fp8Matrix) for part in parts):
             in_fp8 = [to_fp8(part) for part in as_floats(parts)]
-            return in_fp8, "fp8" if self.backend.keeps_fp8(in_fp8) else self.weight_format
+            return in_fp8, "fp8" if self.packer.keeps_fp8(in_fp8) else self.weight_format
         return parts, chosen
 
     def _own_format(self, part: Matrix) -> _OwnFormat | None:
@@ -215,7 +215,7 @@ class WeightPacking:
         if self.quantize is not None:
             return self.quantize
         in_fp8 = [part for part in parts if isinstance(part, Fp8Matrix)]
-        if len(in_fp8) == len(parts) and self.backend.keeps_fp8(in_fp8):
+        if len(in_fp8) == len(parts) and self.packer.keeps_fp8(in_fp8):
             self.kept.add("fp8")
             return "fp8"
         if in_fp8:

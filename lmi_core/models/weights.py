@@ -16,7 +16,7 @@ from lmi_core.weights.fp8_matrix import Fp8Matrix
 from lmi_core.weights.matrix import Matrix
 
 
-class WeightBackend(Protocol):
+class WeightPacker(Protocol):
     """Packs matrices for a device; ``parts`` are row-major [n_i, k] in fp32, fp16,
     bf16 (as uint16), fp8 or ``format`` itself, ``gated`` ones are gate and up. int8, int4 and fp8
     quantise what isn't; GGUF's types of blocks are never made of others. ``names`` are the parts'

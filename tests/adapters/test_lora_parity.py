@@ -37,7 +37,7 @@ def make_forward(backend: str, model: Path, adapters: list[Path], dtype: str) ->
     from tests.ops.torch_store import TorchWeights
 
     backend_weights, table = TorchWeights(), AdapterTable()
-    loaded = load_model(model, dtype, backend=backend_weights, takes_adapters=True)  # type: ignore[arg-type]
+    loaded = load_model(model, dtype, packer=backend_weights, takes_adapters=True)  # type: ignore[arg-type]
     store = LoraStore(loaded, backend_weights, table, max_rank=16)
     fill(store, adapters)
     return TorchForward(loaded, MAX_MODEL_LEN, dtype, adapters=table)

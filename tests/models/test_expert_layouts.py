@@ -102,7 +102,7 @@ def test_merged_tensors_may_be_in_fp8(form: str, tmp_path: Path) -> None:
     model, exact = load_model(path, "fp32"), load_model(plain, "fp32")
     assert model.quantize == "fp8"
     device = DeviceWeights(torch.device("cpu"))
-    experts = load_model(path, "fp32", backend=device).weights.layers[0].experts
+    experts = load_model(path, "fp32", packer=device).weights.layers[0].experts
     assert experts is not None
     assert isinstance(experts.down.weight, ExpertMatrices)
     assert {weight.row_format for weight in experts.down.weight.experts} == {StaticFp8(8.0)}
@@ -211,13 +211,13 @@ def test_mxfp4_is_what_it_stands_for(tmp_path: Path) -> None:
     plain = write(tmp_path / "floats", source, floats)
     coded = write(tmp_path / "mxfp4", source, blocks, quantization_config={"quant_method": "mxfp4"})
     exact = logits_of(plain)
-    as_rows_are = load_model(coded, backend=NativeWeights(activations="bf16"))
+    as_rows_are = load_model(coded, packer=NativeWeights(activations="bf16"))
     np.testing.assert_allclose(logits_of(as_rows_are), exact, atol=1e-4 * exact.std())
     rounded = logits_of(load_model(coded)) - exact
     assert 0 < np.sqrt(np.mean(rounded**2)) < 0.05 * exact.std()
     # Devices without such products widen them, and quantising anew does so first.
     widened = all_logits(
-        TorchForward(load_model(coded, backend=TorchWeights()), 128, "fp32"), INPUTS, 9
+        TorchForward(load_model(coded, packer=TorchWeights()), 128, "fp32"), INPUTS, 9
     )
     np.testing.assert_allclose(np.concatenate(widened), exact, atol=1e-4 * exact.std())
     assert load_model(coded, quantize="int8").quantize == "int8"

@@ -57,11 +57,11 @@ def make_forward(backend: str, variant: str, dtype: str, stored: str) -> Forward
     if backend == "eager":
         from lmi_core.ops.device.torch_weights import DeviceWeights
 
-        model = load_model(path, backend=DeviceWeights(torch.device("cpu")))
+        model = load_model(path, packer=DeviceWeights(torch.device("cpu")))
         return EagerForward(model, MAX_MODEL_LEN, dtype)
     from tests.ops.torch_store import TorchWeights
 
-    return TorchForward(load_model(path, backend=TorchWeights()), MAX_MODEL_LEN, dtype)
+    return TorchForward(load_model(path, packer=TorchWeights()), MAX_MODEL_LEN, dtype)
 
 
 @functools.cache
@@ -142,7 +142,7 @@ def test_same_bits_in_any_batch(variant: str) -> None:
 @of_all
 def test_quantised_logits_are_close(variant: str, quantize: Any) -> None:
     path = cached_checkpoint(variant)
-    floats = load_model(path, "fp32", quantize=quantize, backend=Dequantised())
+    floats = load_model(path, "fp32", quantize=quantize, packer=Dequantised())
     exact = run(NativeForward(floats, MAX_MODEL_LEN, "fp32"), variant)
     model = load_model(path, quantize=quantize)
     assert model.quantize == quantize

@@ -155,8 +155,8 @@ def test_blocks_of_every_type_are_multiplied_as_they_are_stored(tmp_path: Path) 
     from lmi_core.models.loader import load_weights
     from lmi_core.ops.cpu import NativeWeights
 
-    backend = NativeWeights(activations="bf16")
-    model = load_weights(find_model(config), backend)
+    packer = NativeWeights(activations="bf16")
+    model = load_weights(find_model(config), packer)
     layer = model.weights.layers[0]
     assert isinstance(layer.qkv.weight, JoinedWeight)
     assert isinstance(layer.gate_up.weight, JoinedWeight)
@@ -190,11 +190,11 @@ def test_devices_without_such_products_widen_them(tmp_path: Path) -> None:
 
     stored, exact = mixed(cached_checkpoint("llama2"))
     model = load_model(
-        model_directory(written(tmp_path, "llama2", stored)), "fp32", backend=TorchWeights()
+        model_directory(written(tmp_path, "llama2", stored)), "fp32", packer=TorchWeights()
     )
     (tmp_path / "exact").mkdir()
     reference = model_directory(written(tmp_path / "exact", "llama2", exact))
-    wanted = load_model(reference, "fp32", backend=TorchWeights())
+    wanted = load_model(reference, "fp32", packer=TorchWeights())
     pairs = zip(
         all_logits(TorchForward(model, 128, "fp32"), SEQUENCES, 16),
         all_logits(TorchForward(wanted, 128, "fp32"), SEQUENCES, 16),

@@ -258,7 +258,7 @@ def test_experts_stay_in_their_blocks(variant: str, kind: str, tmp_path: Path) -
     assert (model.dtype, model.quantize) == ("bf16", kind.lower())
     wanted = logits_of(load_model(written(tmp_path / "exact", variant, exact)))
     for activations, most in (("bf16", 1e-4), ("auto", 0.1)):
-        backend = NativeWeights(activations=activations)
-        found = logits_of(load_model(path, "fp32", backend=backend))
+        packer = NativeWeights(activations=activations)
+        found = logits_of(load_model(path, "fp32", packer=packer))
         # Where rounding makes a row take other experts, it has other logits.
         assert np.median(np.abs(found - wanted)) < most * wanted.std()

@@ -29,7 +29,7 @@ safetensors_torch = pytest.importorskip("safetensors.torch")
 def load(path: Path, dtype: Any = "auto", progress: Any = None) -> LoadedModel:
     from tests.ops.torch_store import TorchWeights
 
-    return load_model(path, dtype, backend=TorchWeights(), progress=progress)
+    return load_model(path, dtype, packer=TorchWeights(), progress=progress)
 
 
 def stored(path: Path) -> dict[str, Any]:
@@ -184,7 +184,7 @@ def test_scales_of_an_fp8_cache(edited: Callable[..., Path]) -> None:
     assert load(path).kv_scales == ((0.25, 0.5), (2.0, 2.0), (4.0, 8.0))
     from lmi_core.ops.cpu import NativeWeights
 
-    assert load_model(path, backend=NativeWeights()).kv_scales == load(path).kv_scales
+    assert load_model(path, packer=NativeWeights()).kv_scales == load(path).kv_scales
 
 
 def test_layers_without_scales_of_their_own(edited: Callable[..., Path]) -> None:

@@ -31,7 +31,7 @@ def make_forward(
         return NativeForward(model, max_model_len, dtype)
     from tests.ops.torch_store import TorchWeights
 
-    model = load_model(path, "fp32", backend=TorchWeights())
+    model = load_model(path, "fp32", packer=TorchWeights())
     return TorchForward(model, max_model_len, dtype)
 
 

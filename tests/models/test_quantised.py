@@ -52,7 +52,7 @@ def logits_of(model: LoadedModel, act_dtype: str) -> np.ndarray:
 @pytest.mark.parametrize(("stored", "dtype"), [("float32", "fp32"), ("bfloat16", "bf16")])
 def test_logits_are_close(variant: str, stored: str, dtype: str, quantize: Quantization) -> None:
     path = cached_checkpoint(variant, dtype=stored)
-    exact = logits_of(load_model(path, "fp32", quantize=quantize, backend=Dequantised()), "fp32")
+    exact = logits_of(load_model(path, "fp32", quantize=quantize, packer=Dequantised()), "fp32")
     model = load_model(path, quantize=quantize)
     assert (model.dtype, model.quantize) == (dtype, quantize)
     error = logits_of(model, dtype) - exact
@@ -91,7 +91,7 @@ def test_an_int8_cache_gives_the_logits_of_the_reference(variant: str) -> None:
     random = np.random.default_rng(3)
     sequences = [random.integers(4, 384, length).tolist() for length in (90, 33, 7)]
     native = NativeForward(load_model(path, "fp32"), 128, "fp32", kv_dtype="int8")
-    reference = load_model(path, "fp32", backend=TorchWeights())
+    reference = load_model(path, "fp32", packer=TorchWeights())
     exact, stored = (
         np.concatenate(all_logits(TorchForward(reference, 128, "fp32", kv_dtype), sequences, 48))
         for kv_dtype in ("fp32", "int8")

@@ -30,7 +30,7 @@ PROMPT = [5, 100, 7, 300, 42]
 
 @pytest.fixture(scope="module")
 def model() -> LoadedModel:
-    return load_model(cached_checkpoint("llama2"), backend=torch_store.TorchWeights())
+    return load_model(cached_checkpoint("llama2"), packer=torch_store.TorchWeights())
 
 
 def test_a_handle_has_no_truth_value() -> None:

@@ -143,7 +143,7 @@ def test_experts_are_quantised_by_what_they_read(
         gate, down = (tensors[f"blk.2.ffn_{part}_exps.weight"] for part in ("gate", "down"))
         assert (gate.dtype, down.dtype, down.shape) == (*kinds, shape)
         assert tensors["blk.2.ffn_gate_inp.weight"].dtype == "F32"
-        model = load_model(model_directory(out), "fp32", backend=NativeWeights(activations="bf16"))
+        model = load_model(model_directory(out), "fp32", packer=NativeWeights(activations="bf16"))
         # Where rounding makes a row take other experts, it has other logits.
         found.append(np.median(np.abs(logits_of(model) - exact)) / exact.std())
     assert 0 < min(found) <= max(found) < 0.1

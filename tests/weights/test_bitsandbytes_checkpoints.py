@@ -96,7 +96,7 @@ def test_logits_are_those_of_the_weights(
     found, wanted = (
         np.concatenate(all_logits(NativeForward(model, 128, "fp32"), sequences, 48))
         for model in (
-            load_model(path, "fp32", backend=NativeWeights(activations=activations)),
+            load_model(path, "fp32", packer=NativeWeights(activations=activations)),
             load_model(dense, "fp32"),
         )
     )
@@ -106,7 +106,7 @@ def test_logits_are_those_of_the_weights(
 @pytest.mark.parametrize("form", ["nf4", "int8"])
 def test_torch_devices_read_the_same_weights(form: str, tmp_path: Path) -> None:
     path, exact = make_bitsandbytes_checkpoint(tmp_path / "model", form)
-    weight = down(path, dtype="fp32", backend=DeviceWeights(torch.device("cpu")))
+    weight = down(path, dtype="fp32", packer=DeviceWeights(torch.device("cpu")))
     matrix = weight.unpack() if isinstance(weight, PackedWeight) else weight.matrix
     np.testing.assert_array_equal(matrix.numpy(), exact["model.layers.1.mlp.down_proj.weight"])
 
@@ -240,7 +240,7 @@ def test_weights_are_quantised_at_load(asked: Any, make: Callable[[Floats], Any]
     if asked in ("bitsandbytes", "eetq"):
         assert weight.rounding == ("none" if asked == "eetq" else "llm_int8")
         device = DeviceWeights(torch.device("cpu"))
-        other = down(path, dtype="fp32", quantize=asked, backend=device)
+        other = down(path, dtype="fp32", quantize=asked, packer=device)
         np.testing.assert_array_equal(other.unpack(), wanted)
 
 

@@ -86,7 +86,7 @@ def test_torch_devices_refuse_it_too(tmp_path: Path) -> None:
     path = damaged(tmp_path / "m", DOWN, float("nan"), variant="llama2", dtype="bfloat16")
     for quantize in (None, "int8"):
         with pytest.raises(ModelError, match=f"{DOWN} holds nan at"):
-            load_model(path, backend=DeviceWeights(torch.device("cpu")), quantize=quantize)
+            load_model(path, packer=DeviceWeights(torch.device("cpu")), quantize=quantize)
 
 
 def test_what_was_packed_before_is_not_looked_at_again(

@@ -95,7 +95,7 @@ def logits(path: Path, **settings: Any) -> np.ndarray:
 )
 def test_weights_are_the_formats_own(form: str, in_old_file: bool, tmp_path: Path) -> None:
     path = make(tmp_path, form, in_old_file=in_old_file)
-    found = logits(path, backend=NativeWeights(activations="bf16"))
+    found = logits(path, packer=NativeWeights(activations="bf16"))
     np.testing.assert_allclose(found, logits(tmp_path / "plain"), rtol=1e-3, atol=1e-3)
     if form == "mxfp4":
         assert load_model(path).quantize == "mxfp4"

@@ -134,7 +134,7 @@ def test_e5m2_is_read(tmp_path: Path) -> None:
         assert isinstance(linear.weight, _native.LinearWeight)
         assert linear.weight.format == "e5m2"
         np.testing.assert_array_equal(linear.weight.unpack(), expected)
-    widened = load_model(path, "fp32", backend=DeviceWeights(torch.device("cpu")))
+    widened = load_model(path, "fp32", packer=DeviceWeights(torch.device("cpu")))
     down = widened.weights.layers[1].down.weight
     np.testing.assert_array_equal(down.matrix.numpy(), exact["model.layers.1.mlp.down_proj.weight"])  # type: ignore[union-attr]
 
@@ -155,7 +155,7 @@ def test_the_cpu_engine_makes_fp8(tmp_path: Path) -> None:
 
 def test_torch_devices_keep_them(made: Made, caplog: pytest.LogCaptureFixture) -> None:
     path, exact = made
-    model = load_model(path, backend=DeviceWeights(torch.device("cpu")))
+    model = load_model(path, packer=DeviceWeights(torch.device("cpu")))
     assert (model.dtype, model.quantize) == ("bf16", "fp8")
     assert not caplog.text
     for linear, expected in linears(model, exact):
@@ -171,7 +171,7 @@ def test_torch_devices_keep_the_scales_of_activations(tmp_path: Path) -> None:
     read the same rows, have one."""
     device = DeviceWeights(torch.device("cpu"))
     path, _ = make_fp8_checkpoint(tmp_path / "model", "tensor")
-    layer = load_model(path, backend=device).weights.layers[1]
+    layer = load_model(path, packer=device).weights.layers[1]
     linears = (layer.qkv, layer.attention_output, layer.gate_up, layer.down)
     assert [row_scale(linear) for linear in linears] == [0.05, 0.04, 0.04, 0.04]
     path, _ = make_fp8_checkpoint(tmp_path / "experts", "tensor", "qwen3_moe")
@@ -179,7 +179,7 @@ def test_torch_devices_keep_the_scales_of_activations(tmp_path: Path) -> None:
     tensors = safetensors_torch.load_file(file)
     tensors["model.layers.0.mlp.experts.3.up_proj.input_scale"] = torch.tensor([0.07]).bfloat16()
     safetensors_torch.save_file(tensors, file)
-    experts = load_model(path, backend=device).weights.layers[0].experts
+    experts = load_model(path, packer=device).weights.layers[0].experts
     assert experts is not None
     assert isinstance(experts.gate_up.weight, ExpertMatrices)
     scales = {row_scale(Linear(each)) for each in experts.gate_up.weight.experts}
@@ -197,7 +197,7 @@ def test_rows_have_scales_of_their_own_where_one_part_says_nothing(
 ) -> None:
     """Under Transformers' name, too."""
     path = edited("tensor", input_scale=None, activation_scale=scale)
-    layer = load_model(path, backend=DeviceWeights(torch.device("cpu"))).weights.layers[0]
+    layer = load_model(path, packer=DeviceWeights(torch.device("cpu"))).weights.layers[0]
     assert row_scale(layer.qkv) == (0.0 if scale is None else 0.05)
     assert row_scale(layer.down) == 0.04
 
@@ -207,7 +207,7 @@ def test_rows_have_scales_of_their_own_where_the_scheme_says_so(
 ) -> None:
     """Whatever lies beside the matrices, as in Transformers."""
     path = edited("tensor", {"quant_method": "fp8", "activation_scheme": "dynamic"})
-    layer = load_model(path, backend=DeviceWeights(torch.device("cpu"))).weights.layers[0]
+    layer = load_model(path, packer=DeviceWeights(torch.device("cpu"))).weights.layers[0]
     assert (row_scale(layer.qkv), row_scale(layer.down)) == (0.0, 0.0)
 
 
@@ -215,7 +215,7 @@ def test_rows_have_scales_of_their_own_where_the_scheme_says_so(
 def test_they_are_quantised_anew_where_asked(made: Made, quantize: Any) -> None:
     path, exact = made
     native = load_model(path, quantize=quantize)
-    device = load_model(path, quantize=quantize, backend=DeviceWeights(torch.device("cpu")))
+    device = load_model(path, quantize=quantize, packer=DeviceWeights(torch.device("cpu")))
     assert native.quantize == device.quantize == quantize
     for (linear, expected), (other, _) in zip(
         linears(native, exact), linears(device, exact), strict=True
@@ -229,7 +229,7 @@ def test_they_are_quantised_anew_where_asked(made: Made, quantize: Any) -> None:
 
 def test_quantising_to_fp8_keeps_what_is_fp8(made: Made) -> None:
     path, exact = made
-    model = load_model(path, quantize="fp8", backend=DeviceWeights(torch.device("cpu")))
+    model = load_model(path, quantize="fp8", packer=DeviceWeights(torch.device("cpu")))
     for linear, expected in linears(model, exact):
         assert isinstance(linear.weight, PackedWeight)
         np.testing.assert_allclose(linear.weight.unpack(), expected, rtol=1e-6)
@@ -240,7 +240,7 @@ def test_quantising_to_fp8_keeps_what_is_fp8(made: Made) -> None:
 
 def test_a_layer_that_is_not_all_fp8_is_widened(edited: Callable[..., Path]) -> None:
     path = edited("row", weight=torch.ones(192, 192).bfloat16(), weight_scale=None)
-    model = load_model(path, backend=DeviceWeights(torch.device("cpu")))
+    model = load_model(path, packer=DeviceWeights(torch.device("cpu")))
     layer = model.weights.layers[0]
     assert not isinstance(layer.qkv.weight, PackedWeight)
     assert isinstance(layer.down.weight, PackedWeight)

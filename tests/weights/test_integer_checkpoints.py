@@ -150,7 +150,7 @@ def test_rows_are_put_into_the_order_of_the_inputs(form: str, tmp_path: Path) ->
     unrounded = find_model(EngineConfig(model=path, activations="bf16"))
     assert any("weights are widened" in note for note in unrounded.notes)
     assert load_weights(unrounded, NativeWeights(activations="bf16")).quantize is None
-    device = load_model(path, backend=DeviceWeights(torch.device("cpu")))
+    device = load_model(path, packer=DeviceWeights(torch.device("cpu")))
     assert device.quantize is None
 
 
@@ -214,19 +214,19 @@ def test_schemes_that_round_inputs_to_int8_are_taken_at_their_word(
     config = json.loads((path / "config.json").read_text())
     config["quantization_config"]["config_groups"]["group_0"]["input_activations"] = inputs
     (path / "config.json").write_text(json.dumps(config))
-    for backend in (None, DeviceWeights(torch.device("cpu"))):
-        model = load_model(path, backend=backend)
+    for packer in (None, DeviceWeights(torch.device("cpu"))):
+        model = load_model(path, packer=packer)
         weights = [layer.down.weight for layer in model.weights.layers]
         assert {weight.rounding for weight in weights} == {rounding}
     for activations, asked in (("int8", "int8"), ("bf16", "none")):
-        model = load_model(path, backend=NativeWeights(activations=activations))
+        model = load_model(path, packer=NativeWeights(activations=activations))
         assert model.weights.layers[0].down.weight.rounding == asked
 
 
 def test_torch_devices_have_the_same_bytes(made: Made) -> None:
     path, _ = made
     native = load_model(path)
-    device = load_model(path, backend=DeviceWeights(torch.device("cpu")))
+    device = load_model(path, packer=DeviceWeights(torch.device("cpu")))
     for ours, theirs in zip(native.weights.layers, device.weights.layers, strict=True):
         for name in ("qkv", "attention_output", "gate_up", "down"):
             weight, other = getattr(ours, name).weight, getattr(theirs, name).weight

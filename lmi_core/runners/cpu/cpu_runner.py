@@ -63,15 +63,15 @@ class CpuRunner:
         draft: LoadedModel | None,
         memory: KvCacheSize,
         claim: object,
-        backends: Sequence[NativeWeights],
+        packers: Sequence[NativeWeights],
         ranks: Ranks | None,
     ) -> None:
         """``model``, ``draft``: what was found, loaded; ``memory``: of its KV cache; ``claim``: who
-        has claimed that; ``backends``: who packed their weights. ``ranks``: the others of those
+        has claimed that; ``packers``: who packed their weights. ``ranks``: the others of those
         that compute it, of which this is rank 0: its worker computes a slice of a step, and
         samples."""
         self.memory, self._claim, self._ranks = memory, claim, ranks
-        self._packed = [each.packed for each in backends if each.packed is not None]
+        self._packed = [each.packed for each in packers if each.packed is not None]
         config, spec = found.asked, model.spec
         sizes = StepSizes.of_model(config, spec)
         shared = StepMemory.of(config, sizes, memory.num_blocks)
@@ -107,7 +107,7 @@ class CpuRunner:
         self.drafter: DraftChains | None = None
         if found.drafted_by:
             self.drafter = _drafter(found, model, draft, kept, sizes, shared)
-        self._worker: _native.Worker | None = SharedWorkers.acquire(backends[0].num_threads)
+        self._worker: _native.Worker | None = SharedWorkers.acquire(packers[0].num_threads)
         if self.drafter is not None:
             self.drafter.worker = self._worker
         self.completion_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -317,10 +317,10 @@ def load_cpu_runner(
             if found.slicing.num_ranks > 1:
                 ranks = Ranks(config, smoothings[0])
                 failed.callback(ranks.close)
-            backends = [open_weights(each) for each in models]
-            model, *drafts = map(load_weights, models, backends, repeat(on_weights), smoothings)
+            packers = [open_weights(each) for each in models]
+            model, *drafts = map(load_weights, models, packers, repeat(on_weights), smoothings)
             draft = drafts[0] if drafts else None
-            runner = CpuRunner(found, model, draft, needs.blocks, claim, backends, ranks)
+            runner = CpuRunner(found, model, draft, needs.blocks, claim, packers, ranks)
         failed.pop_all()
     return runner, model
 

@@ -51,8 +51,8 @@ class EagleRunner(DraftChains):
         super().__init__(config, sizes, shared, max_num_tokens=rows, num_steps=depth)
         self.shift = 1
         self.cache = make_cache(config, head.spec, model.dtype, shared.pool.num_blocks)
-        backend = NativeWeights(config.instruction_set, num_rank_threads(config))
-        weights = pack_eagle(head, model, backend)
+        packer = NativeWeights(config.instruction_set, num_rank_threads(config))
+        weights = pack_eagle(head, model, packer)
         self.num_bytes = weights.num_bytes + sum(linear.num_bytes for linear in kept.linears)
         self.decoder = EagleDecoder(head, weights, kept.table, self.cache, sizes.max_model_len)
         recorded = Graph(model.dtype)

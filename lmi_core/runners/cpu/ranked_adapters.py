@@ -75,5 +75,5 @@ def lora_store(config: EngineConfig, lora: LoraConfig, model: LoadedModel) -> Lo
     """One rank's, of all of a model or its slice of it."""
     shapes = linear_shapes(model.whole_spec, model.slicing)
     table = cast("LoraTable", _native.LoraTable(shapes, dtype=model.dtype))
-    backend = NativeWeights(config.instruction_set, num_threads=1)
-    return LoraStore(model, backend, table, max_rank=lora.max_rank)
+    packer = NativeWeights(config.instruction_set, num_threads=1)
+    return LoraStore(model, packer, table, max_rank=lora.max_rank)

@@ -95,11 +95,11 @@ class EagleDrafting(Drafting):
     ) -> None:
         layer = replace(model, spec=head.spec, kv_scales=(), slicing=WHOLE)
         super().__init__(name, config, layer, device)
-        backend, dtype = DeviceWeights(device), DTYPES[model.dtype]
+        packer, dtype = DeviceWeights(device), DTYPES[model.dtype]
         self.table = KeptTable(head.spec.hidden_size, dtype, device, config.block_size)
-        self.kept = kept_states(head, model.dtype, self.table, backend)
+        self.kept = kept_states(head, model.dtype, self.table, packer)
         self._head = head
-        self._weights = pack_eagle(head, model, backend)
+        self._weights = pack_eagle(head, model, packer)
         self.num_bytes = self._weights.num_bytes
         self.num_bytes += sum(linear.num_bytes for linear in self.kept.linears)
 
@@ -135,10 +135,10 @@ class MedusaDrafting(Drafting):
 
     def _record(self, heads: MedusaHeads, head: int) -> Graph:
         assert self.table is not None
-        recorded, backend = Graph("fp32"), DeviceWeights(self.device)
+        recorded, packer = Graph("fp32"), DeviceWeights(self.device)
 
         def pack(matrix: FloatArray) -> LinearWeight:
-            packed = backend.pack([matrix], format="int8", gated=False)
+            packed = packer.pack([matrix], format="int8", gated=False)
             self.num_bytes += packed.num_bytes
             return packed
 
