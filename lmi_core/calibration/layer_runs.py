@@ -130,7 +130,8 @@ class LayerRuns:
         return [self._run(native, [stream], ids)[0] for ids in sequences]
 
     def load(self, layer_id: int, replaced: Mapping[str, FloatArray] | None = None) -> LayerWeights:
-        """A layer's weights; ``replaced``: matrices that are others than the checkpoint's."""
+        """A layer's weights; ``replaced``: matrices [outputs, inputs] by their names, which aren't
+        the checkpoint's."""
         self.reader.replaced = replaced or {}
         return load_layer(self.reader, self.spec, layer_id, LayerFactors(), fuses_gate=True)
 
@@ -141,7 +142,7 @@ class LayerRuns:
         streams: Sequence[FloatArray],
         observe: Observer | None = None,
     ) -> list[FloatArray]:
-        """The stream of each sequence behind the layer."""
+        """The stream [tokens, hidden] of each sequence behind the layer, of those before it."""
         graph = Graph("fp32")
         table = np.zeros((self.max_tokens, self.spec.hidden_size), np.float32)
         x = self._decoder.layer(ops.embed(graph, table), weights, layer_id)

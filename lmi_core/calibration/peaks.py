@@ -103,7 +103,7 @@ def measured_peaks(
 def column_peaks(
     reader: TensorReader, spec: DecoderSpec, layer_id: int
 ) -> dict[LayerLinear, FloatArray]:
-    """The largest magnitude of the weights that each input of a linear meets."""
+    """The largest magnitude of the weights that each input of a linear meets: [inputs]."""
     prefix = spec.names.layer.format(layer=layer_id)
     peaks: dict[LayerLinear, FloatArray] = {}
     for linear, source in layer_linears(spec, layer_id).items():

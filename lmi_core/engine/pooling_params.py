@@ -30,7 +30,7 @@ class PoolingParams:
     """The classifier's own output instead of its sigmoid."""
 
     def result(self, head: PoolingHead, pooled: FloatArray) -> FloatArray:
-        """What the request gets of its pooled hidden states."""
+        """What the request gets of its pooled hidden state [hidden]: a vector, or one score."""
         spec = head.spec
         if spec.task == "rerank":
             return head.score(pooled, raw=self.raw_score)

@@ -139,9 +139,9 @@ class Scheduler:
                 policy.schedule(member, plan)
 
     def commit(self, plan: Plan, rows: FloatArray | None = None) -> None:
-        """Take over a completed step: append tokens, publish blocks, release what ended. ``rows``:
-        what a model that pools has given for logit rows; the hidden states of token rows, if
-        ``plan.wants_states``."""
+        """Take over a completed step: append tokens, publish blocks, release what ended. ``rows``
+        [rows, hidden]: what a model that pools has given for logit rows; the hidden states of token
+        rows, if ``plan.wants_states``."""
         plan.failures = []
         sampled = plan.step.sampled()
         if self._speculation is not None:
@@ -166,7 +166,7 @@ class Scheduler:
                 self.finish_all(sequence.request.sequences)
 
     def keep_states(self, plan: Plan, states: FloatArray | None) -> None:
-        """The hidden states of a committed step's logit rows, for heads that draft."""
+        """The hidden states [L, hidden] of a committed step's logit rows, for heads that draft."""
         if self._speculation is not None:
             self._speculation.keep_states(plan, states)
 

@@ -76,7 +76,7 @@ class EagleHead:
         return self.read(self.prefix + name)
 
     def bias(self, *names: str) -> FloatArray | None:
-        """Of linears that are one, one after the other; None: they have none."""
+        """Of linears that are one, one after the other: fp32 [outputs]; None: they have none."""
         if not self.has(f"{names[0]}.bias"):
             return None
         return np.concatenate([self.read(f"{name}.bias") for name in names])

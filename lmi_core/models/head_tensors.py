@@ -35,6 +35,7 @@ def check_heads(
 
 
 def read_floats(tensor: TensorInfo) -> FloatArray:
+    """A copy in float32, in the tensor's shape."""
     return to_float32(read_array(tensor), tensor.dtype)
 
 

@@ -44,7 +44,7 @@ class MedusaHeads:
         return f"{self.num_heads} Medusa heads of {self.path}"
 
     def blocks(self, head: int) -> list[tuple[FloatArray, FloatArray]]:
-        """Weight and bias of a head's blocks."""
+        """Weight [hidden, hidden] and bias [hidden] of a head's blocks."""
         names = [f"{head}.{layer}.linear" for layer in range(self.num_layers)]
         return [(self._read(f"{name}.weight"), self._read(f"{name}.bias")) for name in names]
 

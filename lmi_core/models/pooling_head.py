@@ -125,7 +125,7 @@ class RowSum:
         self._sum = np.add.reduce(rows, axis=0)
 
     def pooled(self, num_tokens: int) -> FloatArray:
-        """Of a prompt, the mean of its rows, or its one row."""
+        """Of a prompt, the mean of its rows, or its one row: fp32 [hidden]."""
         assert self._sum is not None
         return self._sum / np.float32(num_tokens) if self._rows == "all" else self._sum
 

@@ -95,7 +95,7 @@ class Smoothing:
 
 
 def divided(norm: Norm, factors: FloatArray) -> Norm:
-    """``norm`` with what it gives divided by ``factors``."""
+    """``norm`` with what it gives divided by ``factors`` [columns]."""
     ones = np.ones_like(factors)
     weight = (ones if norm.weight is None else norm.weight) / factors
     return Norm(weight, None if norm.bias is None else norm.bias / factors)

@@ -185,13 +185,13 @@ class TensorReader:
         return Linear(weight, bias)
 
     def vector(self, name: str) -> FloatArray:
-        """A float32 copy."""
+        """A float32 copy, in the tensor's shape."""
         values = to_float32(self._finite(name, self._view(name)), self._tensors[name].dtype)
         self._release([name])
         return values
 
     def rows(self, name: str, row_ids: Sequence[int]) -> FloatArray:
-        """A float32 copy of some rows."""
+        """A float32 copy of some rows [rows, columns]."""
         matrix = rows_of(self.matrix(name), np.array(row_ids, np.int64))
         if not isinstance(matrix, np.ndarray):
             return matrix.to_float32()

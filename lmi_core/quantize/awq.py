@@ -26,6 +26,7 @@ class Sample:
     kept: list[FloatArray] = field(default_factory=list)
 
     def add(self, rows: FloatArray) -> None:
+        """[rows, inputs]."""
         sums = np.abs(rows).sum(axis=0, dtype=np.float64)
         self.total = sums if self.total is None else self.total + sums
         self.num_rows += len(rows)

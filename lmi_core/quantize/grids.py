@@ -62,13 +62,13 @@ class Grid:
         return best[1], best[2]
 
     def codes(self, weights: FloatArray, scales: FloatArray, zeros: FloatArray) -> FloatArray:
-        """The nearest, as whole numbers in float32."""
+        """The nearest, as whole numbers in float32, in the shape of ``weights``."""
         codes: FloatArray = np.rint(weights / scales) + zeros
         np.clip(codes, 0, self.most, out=codes)
         return codes
 
     def through(self, weights: FloatArray, scales: FloatArray, zeros: FloatArray) -> FloatArray:
-        """What the codes of ``weights`` stand for."""
+        """What the codes of ``weights`` stand for, in their shape."""
         numbers: FloatArray = (self.codes(weights, scales, zeros) - zeros) * scales
         return numbers
 
@@ -106,7 +106,7 @@ class Coded:
 
 
 def round_to_nearest(weights: FloatArray, grid: Grid) -> Coded:
-    """Every weight to the nearest code of its group."""
+    """Every weight [outputs, inputs] to the nearest code of its group."""
     num_outputs, num_inputs = weights.shape
     num_groups = grid.num_groups(num_inputs)
     groups = weights.reshape(num_outputs * num_groups, -1)

@@ -29,7 +29,8 @@ class Stored:
 
 
 def to_stored(values: FloatArray, dtype: str) -> Stored:
-    """Floats in one of safetensors' types F32, F16 and BF16, to the nearest, ties to even."""
+    """Floats of any shape in one of safetensors' types F32, F16 and BF16, to the nearest, ties to
+    even."""
     if dtype == "BF16":
         bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
         rounded = (bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))) >> np.uint32(

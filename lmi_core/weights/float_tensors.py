@@ -27,7 +27,7 @@ DTYPES = {
 
 
 def read_array(tensor: TensorInfo) -> npt.NDArray[np.generic]:
-    """A copy of a tensor's elements, read from its file."""
+    """A copy of a tensor's elements, in its shape, read from its file."""
     raw = np.fromfile(tensor.path, np.uint8, tensor.num_bytes, offset=tensor.offset)
     return elements(tensor, raw.view(DTYPES[tensor.dtype]))
 
@@ -57,7 +57,7 @@ def elements(tensor: TensorInfo, values: npt.NDArray[np.generic]) -> npt.NDArray
 
 
 def to_float32(values: npt.NDArray[np.generic], dtype: str) -> FloatArray:
-    """A copy; ``dtype``: safetensors' name of the stored type."""
+    """A copy in the same shape; ``dtype``: safetensors' name of the stored type."""
     if dtype == "BF16":
         return (values.astype(np.uint32) << np.uint32(16)).view(np.float32)
     return values.astype(np.float32)

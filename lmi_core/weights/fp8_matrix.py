@@ -100,7 +100,7 @@ def are_scales(scales: tuple[int, ...], shape: tuple[int, ...]) -> bool:
 
 
 def encode_e4m3(values: FloatArray) -> npt.NDArray[np.uint8]:
-    """The nearest, ties to even, of numbers up to 448."""
+    """The nearest codes, ties to even, of numbers up to 448, in their shape."""
     clipped = np.clip(values, -FP8_MOST, FP8_MOST).astype(np.float32)
     bits = (clipped * np.float32(1 / _BIAS)).view(np.uint32)
     magnitudes = bits & 0x7FFFFFFF

@@ -20,7 +20,8 @@ _CHUNK_ROWS = 256
 
 
 def to_int8(floats: FloatArray, rounding: RowRounding) -> IntegerMatrix:
-    """As bitsandbytes' LLM.int8 and SmoothQuant have it: an output's largest magnitude is 127."""
+    """A matrix [outputs, inputs] as bitsandbytes' LLM.int8 and SmoothQuant have it: an output's
+    largest magnitude is 127."""
 
     def unpack() -> Codes:
         most = np.abs(floats).max(axis=1, keepdims=True)
@@ -33,8 +34,8 @@ def smoothed(
     parts: Sequence[Matrix], column_factors: FloatArray | None, row_divisors: FloatArray | None
 ) -> list[Matrix]:
     """As SmoothQuant has them, in int8 for rows of int8, where inputs are divided by
-    ``column_factors``; None: in floats, for int8 with rows that keep their outliers.
-    ``row_divisors``: what outputs of all parts are divided by."""
+    ``column_factors`` [inputs]; None: in floats, for int8 with rows that keep their outliers.
+    ``row_divisors``: what outputs of all parts are divided by, [outputs]."""
     made: list[Matrix] = []
     first = 0
     for part in as_floats(parts):
@@ -49,8 +50,8 @@ def smoothed(
 
 
 def to_eetq(floats: FloatArray) -> IntegerMatrix:
-    """As EETQ has it, which multiplies rows as they are: an output's largest magnitude is 128, and
-    the most is 127."""
+    """A matrix [outputs, inputs] as EETQ has it, which multiplies rows as they are: an output's
+    largest magnitude is 128, and the most is 127."""
 
     def unpack() -> Codes:
         most = np.abs(floats).max(axis=1, keepdims=True) / np.float32(128)
@@ -61,7 +62,7 @@ def to_eetq(floats: FloatArray) -> IntegerMatrix:
 
 
 def to_fp8(floats: FloatArray) -> Fp8Matrix:
-    """In e4m3, with a scale per output: its largest magnitude is 448."""
+    """A matrix [outputs, inputs] in e4m3, with a scale per output: its largest magnitude is 448."""
     scales = _divisor(np.abs(floats).max(axis=1, keepdims=True) / np.float32(448))
     codes = np.empty(floats.shape, np.uint8)
     for first in range(0, len(floats), _CHUNK_ROWS):

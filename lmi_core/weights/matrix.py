@@ -59,7 +59,7 @@ def in_order(parts: Sequence[Matrix], rows: npt.NDArray[np.int64]) -> list[Matri
 
 
 def unit_rows(matrix: FloatArray) -> FloatArray:
-    """``matrix``, changed in place, with rows of length 1."""
+    """``matrix`` [rows, columns], changed in place, with rows of length 1."""
     lengths = np.sqrt(np.einsum("ij,ij->i", matrix, matrix, dtype=np.float64))
     matrix /= np.maximum(lengths, 1e-12)[:, None].astype(np.float32)
     return matrix

@@ -23,7 +23,7 @@ _NAN_SCALE = 255
 
 
 def mx_scales(scales: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
-    """What stored scales stand for."""
+    """What stored scales stand for, in their shape; NaN for NaN's."""
     is_nan = scales == _NAN_SCALE
     factors = np.ldexp(np.float32(1.0), np.where(is_nan, 0, scales.astype(np.int32) - 127))
     factors[is_nan] = np.nan

@@ -117,7 +117,7 @@ def pair_requests(
 
 
 def written(vector: FloatArray, format: Format = "float") -> bytes:
-    """An array of numbers, or a string of little-endian fp32, as JSON."""
+    """A vector [n] as JSON: an array of numbers, or a string of little-endian fp32."""
     if format == "float":
         return msgspec.json.encode(vector.tolist())
     data = base64.b64encode(vector.astype("<f4", copy=False).tobytes())

@@ -16,7 +16,7 @@ Fp8Rows = tuple[Tensor, Tensor]
 
 
 def quantize_fp8(matrix: Tensor) -> Fp8Rows:
-    """Each row's nearest multiples of its largest magnitude's 448th part."""
+    """The nearest multiples of the 448th part of a row's largest magnitude: [outputs, inputs]."""
     values = matrix.float()
     scales = values.abs().amax(1, keepdim=True) / FP8_MOST
     scaled = torch.where(scales == 0, 0.0, values / scales).clamp(-FP8_MOST, FP8_MOST)

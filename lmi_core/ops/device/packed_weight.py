@@ -77,7 +77,7 @@ class PackedWeight:
         return min(self.num_outputs * stride_of(self.num_inputs), MAX_UNPACKED_BYTES)
 
     def unpack(self) -> Tensor:
-        """The matrix in fp32, gate above up."""
+        """The matrix in fp32 [outputs, inputs], gate above up."""
         if self.format == "int4":
             return self._in_order(self._int4()[:, : self.num_inputs])
         return self.codes(0, self.num_inputs) * self.scales().unsqueeze(1)
@@ -103,7 +103,7 @@ class PackedWeight:
         return self._in_order(rows[:, : end - first])
 
     def scales(self) -> Tensor:
-        """One per output, fp32; 1 where they are of blocks."""
+        """fp32 [outputs]; 1 where they are of blocks."""
         if self.group_size:
             return torch.ones(self.num_outputs, device=self.panels.device)
         headers = self._groups()[:, 0, :HEADER_BYTES]

@@ -75,7 +75,7 @@ class Table:
         return cls(own, np.searchsorted(between, halves, side="right").astype(np.uint8))
 
     def codes(self, numbers: FloatArray) -> npt.NDArray[np.uint8]:
-        """The nearest to each."""
+        """The nearest to each, in their shape."""
         halves = np.clip(np.floor(numbers * 2), -256, 256).astype(np.int16) + 256
         return self._nearest[halves]
 
@@ -109,7 +109,7 @@ def _keep_better(
 
 
 def sum_of_products(a: FloatArray, b: FloatArray, importance: FloatArray | None) -> FloatArray:
-    """Of each row."""
+    """Of each row of [rows, n]: [rows]. ``importance``: of each product; None: all the same."""
     if importance is None:
         products: FloatArray = np.einsum("ij,ij->i", a, b)
         return products

@@ -69,7 +69,8 @@ def _ranks(logits: Tensor, target_ids: npt.NDArray[np.int32]) -> Tensor:
 
 
 def in_order(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The ``count`` greatest logits of every row and their ids, lower id first among equals."""
+    """The ``count`` greatest logits of every row and their ids, lower id first among equals:
+    fp32 and int64 [L, count]."""
     if count == 0:
         empty = logits.new_empty(len(logits), 0)
         return empty, empty.long()
