@@ -100,7 +100,7 @@ def _checks(
     if model.backend == "handler":
         return
     directory = _whole(model.source, server, environ)
-    if directory is None or model.backend != "lmi":  # ours is read below
+    if directory is None or model.backend != "lmi":  # the lmi engine's is read below
         yield lambda: check_source(model.source, server, environ)
     named = () if model.lora is None else model.lora.named
     for adapter in named:

@@ -119,7 +119,7 @@ def job_of(environ: Mapping[str, str]) -> Job | None:
         if all(name in given for name in (known.size, known.rank, known.also) if name):
             size = _number(given, known.size, 1, _MOST)
             num_machines = _number(given, known.num_machines, 1, _MOST, otherwise=1)
-            if size == num_machines:  # one is alone, or a server on each machine
+            if size == num_machines:  # a process alone, or a server on each machine
                 return None
             rank = _number(given, known.rank, 0, size - 1)
             num_here = _number(given, known.num_here, 1, size, otherwise=size)
