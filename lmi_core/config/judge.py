@@ -77,7 +77,7 @@ def _key_of(model: ModelConfig, field: str | None) -> str | None:
     """The key that was written for what is at fault: itself, or what sets that field."""
     if field is None or field in model.values:
         return field
-    given = sorted(model.values.values(), key=lambda value: value.setting.rank)
+    given = sorted(model.values.values(), key=lambda value: value.setting.precedence)
     keys = [value.option.key for value in given if field in fields_of(value, model.backend)]
     return keys[-1] if keys else None
 
