@@ -58,6 +58,20 @@ def test_impossible_management_addresses(resolved, text, message):
         resolved("org/m", environ={"SERVING_MANAGEMENT_ADDRESS": text})
 
 
+def test_a_flag_with_a_certificate_asks_for_https(resolved):
+    """As vLLM's: who writes it doesn't mean plain text."""
+    flags = ("--ssl-certfile", "c.pem", "--ssl-keyfile", "k.pem")
+    assert resolved("org/m", *flags).server.scheme == "https"
+    with pytest.raises(ConfigError, match="--ssl-certfile: inference_address is https"):
+        resolved("org/m", *flags[:2])
+    said = {"SERVING_INFERENCE_ADDRESS": "http://0.0.0.0:8080"}
+    deployment = resolved("org/m", *flags, environ=said)
+    assert deployment.server.scheme == "http"
+    assert "counts only where an address is https" in deployment.warnings[0]
+    written = {"SERVING_CERTIFICATE_FILE": "c.pem", "SERVING_PRIVATE_KEY_FILE": "k.pem"}
+    assert resolved("org/m", environ=written).server.scheme == "http"
+
+
 def test_management_for_others_needs_a_key(resolved):
     environ = {"SERVING_MANAGEMENT_ADDRESS": "http://0.0.0.0:8081"}
     assert "nothing listens on 0.0.0.0 port 8081" in resolved("org/m", environ=environ).warnings[0]

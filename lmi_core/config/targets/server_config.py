@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from lmi_core.config.address import Address, is_loopback, parse_address
 from lmi_core.config.problem import Problems
 from lmi_core.config.sources.merge import Values
+from lmi_core.config.sources.origin import Rank
 from lmi_core.config.table import BY_KEY
 from lmi_core.errors import ConfigError
 from lmi_core.settings.batch_config import BatchConfig
@@ -299,7 +300,7 @@ def _certificate(
     certificate, private_key = (_path(server.get(key)) for key in keys)
     if secure and (certificate is None or private_key is None):
         problems.error(
-            server.where(secure[0]),
+            server.where(secure[0]) or server.where(keys[0]),
             f"{secure[0]} is https, which needs certificate_file and private_key_file (PEM)",
             secure[0],
         )
@@ -312,8 +313,12 @@ def _certificate(
 
 
 def _inference(server: Values, problems: Problems, tgi: bool) -> Address:
-    """Where to listen; a launcher does so everywhere on 3000 unless told otherwise."""
+    """Where to listen; a launcher does so everywhere on 3000 unless told otherwise. A flag that
+    names a certificate asks for https where no address says what is spoken, as vLLM's does."""
     address = Address("http", "0.0.0.0", 3000) if tgi else Address("http", "127.0.0.1", 8080)
+    has_flag = server.rank("certificate_file") in (Rank.SERVER_FLAG, Rank.FLAG)
+    if has_flag and server.get("management_address") is None:
+        address = address._replace(scheme="https")
     address = _address("inference_address", server, problems) or address
     port = server.get("option.port")
     return address._replace(
