@@ -14,7 +14,7 @@ from typing import Any
 from aiohttp import web
 
 from lmi_core.engine.request import GenerationRequest
-from lmi_core.errors import UserError, first_of
+from lmi_core.errors import EngineError, UserError, first_of
 from lmi_core.settings.batch_config import BatchConfig
 from lmi_server.batches.answer import Answered, answered
 from lmi_server.batches.endpoints import ENDPOINTS
@@ -53,16 +53,15 @@ class BatchRunner:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def store(self, tenant: str) -> BatchStore:
-        """UserError where the directory can't be used."""
+        """EngineError where the directory can't be used."""
         async with self._opening:
             if tenant not in self._stores:
                 directory, most = self._options.directory, self._options.max_bytes
                 try:
                     opened = await asyncio.to_thread(BatchStore, directory, tenant, most)
                 except OSError as error:
-                    raise UserError(
-                        f"batch_dir {directory} can't be used: {error.strerror}", field="file"
-                    ) from None
+                    message = f"batch_dir {directory} can't be used: {error.strerror}"
+                    raise EngineError(message) from None
                 self._stores[tenant] = opened
             return self._stores[tenant]
 
@@ -89,7 +88,7 @@ class BatchRunner:
 
     async def _resume(self) -> None:
         for tenant in await asyncio.to_thread(lambda: list(tenants_in(self._options.directory))):
-            with suppress(UserError):  # each call says so, too
+            with suppress(EngineError):  # each call says so, too
                 store = await self.store(tenant)
                 for batch in store.unfinished():
                     self.run(store, batch)

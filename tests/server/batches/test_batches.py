@@ -259,6 +259,16 @@ def test_where_it_is_off(tmp_path: Path) -> None:
     run(use, tmp_path, batch=None)
 
 
+def test_a_directory_that_cannot_be_used_is_the_servers_fault(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+
+    def use(client: openai.OpenAI) -> None:
+        with pytest.raises(openai.InternalServerError, match=r"batch_dir .*/file can't be used"):
+            client.batches.list()
+
+    run(use, tmp_path / "file")
+
+
 def test_a_batch_that_expires(tmp_path: Path) -> None:
     store = BatchStore(tmp_path, "", 1 << 20)
     file = store.add_file("a", "batch", "\n".join(line(i) for i in range(4)).encode())
