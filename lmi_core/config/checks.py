@@ -100,11 +100,13 @@ def _queue(subject: Subject) -> None:
 
 
 def _prompt_fits(subject: Subject) -> None:
+    names = ["max_model_len", "max_tokens", "n_positions", "ctx_size"]
+    names += [] if subject.written.system == "tgi" else ["max_total_tokens"]  # which it checks
     for key in ("max_input_tokens", "max_input_len"):
         prompt = subject.option(key)
-        for name in ("max_model_len", "max_tokens", "n_positions"):
+        for name in names:
             length = subject.option(name)
-            if isinstance(prompt, int) and isinstance(length, int) and prompt >= length:
+            if isinstance(prompt, int) and isinstance(length, int) and 0 < length <= prompt:
                 subject.error(
                     f"option.{key}",
                     f"option.{key}={prompt} leaves no room for an answer within "

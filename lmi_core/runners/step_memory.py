@@ -34,6 +34,8 @@ class StepSizes:
     max_model_len: int
     max_num_tokens: int
     max_logit_rows: int
+    max_logprobs: int
+    """The whole vocabulary at most."""
     max_blocks_per_seq: int
 
     @classmethod
@@ -58,6 +60,7 @@ class StepSizes:
             max_model_len=max_model_len,
             max_num_tokens=max_num_tokens,
             max_logit_rows=max(MAX_LOGIT_ROWS, config.max_num_seqs, max_num_tokens * pools),
+            max_logprobs=min(config.max_logprobs, vocab_size),
             max_blocks_per_seq=-(-max_model_len // config.block_size),
         )
 
@@ -97,7 +100,7 @@ class StepMemory:
                 max_tokens=sizes.max_num_tokens,
                 max_seqs=config.max_num_seqs,
                 max_logit_rows=sizes.max_logit_rows,
-                max_logprobs=config.max_logprobs,
+                max_logprobs=sizes.max_logprobs,
                 max_copies=config.max_num_seqs,
                 block_size=config.block_size,
                 block_tables=tables,

@@ -178,7 +178,8 @@ class EngineConfig:
     instruction_set: str = ""
     """Kernel level; empty: the best this CPU runs."""
     max_logprobs: int = 20
-    """Largest top-n of log-probabilities that a request may ask for."""
+    """Largest top-n of log-probabilities that a request may ask for; the whole vocabulary at
+    most."""
 
     def __post_init__(self) -> None:
         if isinstance(self.model, str):

@@ -69,6 +69,7 @@ def texts(problems):
         ("option.tokens_per_block=40", "not a multiple of 16"),
         ("option.max_input_tokens=9\noption.max_model_len=9", "leaves no room for an answer"),
         ("option.max_input_len=9\noption.max_model_len=9", "leaves no room for an answer"),
+        ("option.max_input_tokens=9\noption.max_total_tokens=9", "leaves no room for an answer"),
         ("option.entryPoint=djl_python.hugingface", "is no built-in handler; there are djl_pyth"),
     ],
 )

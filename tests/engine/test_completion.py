@@ -85,6 +85,17 @@ def test_ranks_of_a_prompts_tokens_are_among_all(device: Any) -> None:
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("device", ["cpu", "torch-cpu"])
+def test_no_more_log_probabilities_are_made_room_for_than_there_are_tokens(device: Any) -> None:
+    if device != "cpu":
+        pytest.importorskip("torch")
+    config = EngineConfig(model=DEMO_MODEL, max_logprobs=10**9, device=device)
+    with Engine(config, own_loop=True) as engine:
+        assert engine.info.runner.max_logprobs == 2048
+        [event] = engine.generate_sync("Once", max_new_tokens=1, logprobs=-1)
+        assert len({entry.token_id for entry in event.top}) == 2048
+
+
 def test_several_choices_are_no_one_answer() -> None:
     with (
         Engine(DEMO_MODEL, own_loop=True) as engine,

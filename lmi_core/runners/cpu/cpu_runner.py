@@ -133,7 +133,7 @@ class CpuRunner:
             max_num_batched_tokens=sizes.max_num_tokens,
             num_saturating_tokens=SATURATING_TOKENS,
             max_logit_rows=sizes.max_logit_rows,
-            max_logprobs=config.max_logprobs,
+            max_logprobs=sizes.max_logprobs,
             num_blocks=self.memory.num_blocks,
             block_size=config.block_size,
             weight_bytes=weight_bytes,

@@ -102,7 +102,7 @@ class CudaModel:
                 max_copies=config.max_num_seqs,
                 max_blocks_per_seq=sizes.max_blocks_per_seq,
                 block_size=config.block_size,
-                max_top=config.max_logprobs,
+                max_top=sizes.max_logprobs,
                 num_attention_slots=attention_lists.num_slots(self.device),
                 split_tokens=attention_lists.SPLIT_TOKENS,
                 scratch_block=scratch_block,

@@ -104,7 +104,7 @@ class DeviceCache:
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=sizes.max_num_tokens,
             max_logit_rows=sizes.max_logit_rows,
-            max_logprobs=config.max_logprobs,
+            max_logprobs=sizes.max_logprobs,
             num_blocks=memory.num_blocks,
             block_size=config.block_size,
             weight_bytes=self._num_ranks * model.weights.num_bytes,

@@ -162,7 +162,7 @@ class TorchRunner:
             step = DeviceStep.upload(arrays, block_size=config.block_size, device=self.device)
             result = self._forward_first(arrays, step)
             if not self._pools:
-                sampling = widest_sampling(sizes.max_logit_rows, config.max_logprobs)
+                sampling = widest_sampling(sizes.max_logit_rows, sizes.max_logprobs)
                 self._graph.choose(result, sampling).wait()
 
         graphs = self._make_graphs(config, sizes, 0)

@@ -84,7 +84,7 @@ def fill_widest(
             frequency_penalty=0.0,
             seed=0,
             choice=0,
-            num_logprobs=config.max_logprobs,
+            num_logprobs=sizes.max_logprobs,
             biases=_native.LogitBiases([0], [1.0]),
             banned_ids=[],
             min_tokens=0,

@@ -212,6 +212,7 @@ def test_prefills_at_the_longest_context_only_where_it_takes_memory() -> None:
         max_model_len=100,
         max_num_tokens=53,
         max_logit_rows=4,
+        max_logprobs=0,
         max_blocks_per_seq=7,
     )
     arrays = widest_arrays(53, sizes, max_num_seqs=4, block_size=16, has_long_prefills=False)
