@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,7 +17,6 @@ from lmi_core.config.artefacts.own_adapter import OwnAdapter, find_own_adapter
 from lmi_core.config.artefacts.own_files import refuse_others_files
 from lmi_core.config.checks import Subject, check
 from lmi_core.config.model_config import ModelConfig
-from lmi_core.config.paths import is_file
 from lmi_core.config.problem import Problems
 from lmi_core.config.rows import Row, model_rows
 from lmi_core.config.sources.command_line import Invocation
@@ -158,7 +158,7 @@ def _values(listed: Listed, around: Surroundings, problems: Problems) -> Values:
     own = list(listed.settings)
     if listed.directory is not None:
         path = listed.directory / PROPERTIES
-        if is_file(path):
+        if os.path.lexists(path):
             own += _own_settings(path, problems)
     shared = [setting for setting in around.shared if setting.where not in HUB_ONLY]
     return merge((*shared, *own), problems, strict=around.invocation.strict)

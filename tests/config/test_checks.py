@@ -107,6 +107,11 @@ def test_warnings(model_dir, explained, properties, message):
             "option.enable_prefix_caching=false keeps no prefixes",
         ),
         (
+            "option.task=embed\noption.speculation=ngram",
+            "option.speculation",
+            "the model is served for embeddings, it generates no texts",
+        ),
+        (
             "option.max_output_len=9\noption.max_model_len=64",
             "option.max_output_len",
             "option.max_model_len says how long a sequence may be",

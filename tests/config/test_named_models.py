@@ -46,6 +46,13 @@ def test_load_models_beside_models_of_the_command_line_is_not_used(model_dir, ex
     assert [model.name for model in report.models] == ["a"]
 
 
+def test_properties_that_are_no_file_are_not_used(model_dir, explained, tmp_path):
+    path = model_dir(name="a", config=LLAMA)
+    (tmp_path / path / "serving.properties").mkdir()
+    [warning] = explained(path).warnings
+    assert "a/serving.properties: can't be read (it is a directory, not a regular" in str(warning)
+
+
 def test_a_name_that_no_answer_can_hold(model_dir, explained):
     path = model_dir("", name="a", config=LLAMA)
     [error] = explained(path, environ={"OPTION_MODELNAME": "caf\udce9"}).errors

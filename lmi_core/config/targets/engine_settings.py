@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from lmi_core.config.artefacts.model_files import ModelFiles
 from lmi_core.config.problem import Problems
@@ -13,6 +13,7 @@ from lmi_core.config.sources.merge import Value, Values
 from lmi_core.config.table import BY_KEY
 from lmi_core.config.table.accelerate import TRTLLM_QUANTIZE
 from lmi_core.config.table.capabilities import BACKENDS
+from lmi_core.config.table.common import TASKS
 from lmi_core.config.table.effect import converted, effect_of_value
 from lmi_core.config.table.option import Outcome
 from lmi_core.config.targets.lengths import sum_of_lengths
@@ -22,7 +23,7 @@ from lmi_core.settings.engine_config import BLOCK_MULTIPLE, EngineConfig, is_too
 from lmi_core.settings.placement import Placement
 from lmi_core.settings.speculation_config import SpeculationConfig
 from lmi_core.settings.transformers_config import TransformersConfig
-from lmi_core.weights.hf_config import QuantizationSettings
+from lmi_core.weights.hf_config import PURPOSES, QuantizationSettings, Task
 from lmi_core.weights.quantized.methods import BITSANDBYTES, objection, stored_as
 
 _NOT_SET = frozenset(
@@ -169,7 +170,7 @@ def settle_keys(
     """Note what device and checkpoint make of other keys, where our engine drives the model."""
     if runs_in_engine(backend):
         _ignore_for_device(values, placement, problems)
-        _ignore_beside_others(values, backend)
+        _ignore_beside_others(values, backend, files)
     if backend == "lmi":
         if system == "trtllm":
             _quantise_as_trtllm(values, files, placement)
@@ -195,8 +196,32 @@ def _ignore_for_device(values: Values, placement: Placement, problems: Problems)
             values.ignored[key] = why
 
 
-def _ignore_beside_others(values: Values, backend: str) -> None:
-    """Note the keys that mean nothing beside what else is given."""
+_OF_TEXTS = (
+    "speculation",
+    "speculate",
+    "speculative_config",
+    "speculative_draft_model",
+    "tool_call_parser",
+    "enable_auto_tool_choice",
+    "reasoning_parser",
+    "enable_reasoning",
+    "generation_config",
+    "override_generation_config",
+    "decoding_strategy",
+    "contrastive_states",
+    "max_logprobs",
+    "seed",
+)
+"""Options of models that generate texts."""
+
+
+def _ignore_beside_others(values: Values, backend: str, files: ModelFiles) -> None:
+    """Note the keys that mean nothing beside what else is given, or the model's task."""
+    asked = TASKS.get(str(values.get("option.task")), "auto")
+    task = cast(Task, files.task if asked == "auto" else asked)
+    if backend == "lmi" and task != "generate":
+        why = f"the model is served for {PURPOSES[task]}, it generates no texts"
+        values.ignored |= {f"option.{name}": why for name in _OF_TEXTS}
     if values.get("option.enable_prefix_caching") is False:
         why = "option.enable_prefix_caching=false keeps no prefixes"
         values.ignored |= {f"option.prefix_cache_{name}": why for name in ("dir", "bytes")}
