@@ -76,9 +76,6 @@ def engine_settings(
     it, with the defaults of ``system``; None if the engine doesn't drive models of ``backend``, or
     if its fields don't go together. That, settings that it can't run with and checkpoints that it
     can't read are among ``problems`` then.
-
-    Of several keys for one field the strongest source wins; two of one source that disagree are
-    an error.
     """
     if not runs_in_engine(backend):
         return None
@@ -87,20 +84,7 @@ def engine_settings(
         "max_queue_size": BY_KEY["job_queue_size"].default_for(system),
         "flash_attention": not BY_KEY["option.disable_flash_attn"].default_for(system),
     }
-    allowed = frozenset(field.name for field in fields(_CONFIGS[backend])) - _NOT_SET
-    chosen: dict[str, Value] = {}
-    for value in values.used():
-        for field, target in fields_of(value, backend).items():
-            if field not in allowed or value.option.key in values.refused:
-                continue
-            if field not in chosen:
-                chosen[field] = value
-                settings[field] = target
-            elif (
-                settings[field] != target
-                and chosen[field].setting.precedence == value.setting.precedence
-            ):
-                _conflict(chosen[field], value, field, backend, problems)
+    settings |= _written(values, backend, problems)
     length = sum_of_lengths(values)
     if length is not None:
         settings.setdefault("max_model_len", length)
@@ -121,6 +105,24 @@ def engine_settings(
         return None
     _check(config, backend, values, files, problems)
     return EngineSettings(config, tuple(settings))
+
+
+def _written(values: Values, backend: str, problems: Problems) -> dict[str, object]:
+    """What keys set. Of several for one field the strongest source wins; two of one source that
+    disagree are an error."""
+    settings: dict[str, object] = {}
+    allowed = frozenset(field.name for field in fields(_CONFIGS[backend])) - _NOT_SET
+    chosen: dict[str, Value] = {}
+    for value in values.used():
+        for field, target in fields_of(value, backend).items():
+            if field not in allowed or value.option.key in values.refused:
+                continue
+            first = chosen.setdefault(field, value)
+            if first is value:
+                settings[field] = target
+            elif settings[field] != target and first.setting.precedence == value.setting.precedence:
+                _conflict(first, value, field, backend, problems)
+    return settings
 
 
 def fields_of(value: Value, backend: str) -> Mapping[str, object]:
