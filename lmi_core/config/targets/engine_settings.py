@@ -84,7 +84,8 @@ def engine_settings(
         "max_queue_size": BY_KEY["job_queue_size"].default_for(system),
         "flash_attention": not BY_KEY["option.disable_flash_attn"].default_for(system),
     }
-    settings |= _written(values, backend, problems)
+    chosen = _chosen(values, backend, problems)
+    settings |= {field: fields_of(value, backend)[field] for field, value in chosen.items()}
     length = sum_of_lengths(values)
     if length is not None:
         settings.setdefault("max_model_len", length)
@@ -107,10 +108,9 @@ def engine_settings(
     return EngineSettings(config, tuple(settings))
 
 
-def _written(values: Values, backend: str, problems: Problems) -> dict[str, object]:
-    """What keys set. Of several for one field the strongest source wins; two of one source that
-    disagree are an error."""
-    settings: dict[str, object] = {}
+def _chosen(values: Values, backend: str, problems: Problems) -> dict[str, Value]:
+    """What sets each field. Of several keys for one the strongest source wins; two of one source
+    that disagree are an error."""
     allowed = frozenset(field.name for field in fields(_CONFIGS[backend])) - _NOT_SET
     chosen: dict[str, Value] = {}
     for value in values.used():
@@ -118,11 +118,10 @@ def _written(values: Values, backend: str, problems: Problems) -> dict[str, obje
             if field not in allowed or value.option.key in values.refused:
                 continue
             first = chosen.setdefault(field, value)
-            if first is value:
-                settings[field] = target
-            elif settings[field] != target and first.setting.precedence == value.setting.precedence:
+            is_as_strong = first.setting.precedence == value.setting.precedence
+            if is_as_strong and fields_of(first, backend)[field] != target:
                 _conflict(first, value, field, backend, problems)
-    return settings
+    return chosen
 
 
 def fields_of(value: Value, backend: str) -> Mapping[str, object]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from lmi_core.config.address import Address, is_loopback, parse_address
 from lmi_core.config.problem import Problems
 from lmi_core.config.sources.merge import Values
-from lmi_core.config.sources.origin import Rank
+from lmi_core.config.sources.origin import Precedence
 from lmi_core.config.table import BY_KEY
 from lmi_core.errors import ConfigError
 from lmi_core.settings.batch_config import BatchConfig
@@ -316,7 +316,7 @@ def _inference(server: Values, problems: Problems, tgi: bool) -> Address:
     """Where to listen; a launcher does so everywhere on 3000 unless told otherwise. A flag that
     names a certificate asks for https where no address says what is spoken, as vLLM's does."""
     address = Address("http", "0.0.0.0", 3000) if tgi else Address("http", "127.0.0.1", 8080)
-    has_flag = server.rank("certificate_file") in (Rank.SERVER_FLAG, Rank.FLAG)
+    has_flag = server.precedence("certificate_file") in (Precedence.SERVER_FLAG, Precedence.FLAG)
     if has_flag and server.get("management_address") is None:
         address = address._replace(scheme="https")
     address = _address("inference_address", server, problems) or address
