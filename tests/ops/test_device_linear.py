@@ -261,7 +261,7 @@ def test_what_is_no_cublaslt(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("group_size", [32, 64, 128])
 @pytest.mark.parametrize(
     ("rows", "inputs", "outputs", "is_gated"),
-    [(1, 128, 16, False), (5, 200, 40, False), (20, 1416, 70, True), (70, 256, 66, True)],
+    [(1, 3080, 16, False), (5, 200, 40, False), (20, 1416, 70, True), (70, 256, 66, True)],
 )
 def test_linear_packed(
     ops: ModuleType,
