@@ -99,9 +99,9 @@ class LatentBlock {
     }
   }
 
-  // By way of shared memory, where the queries were, so that rows are written in whole.
+  // By way of shared memory, where the queries were, so that rows are written in whole: with them
+  // everybody was done at the last tile's scores.
   __device__ void store() const {
-    block_barrier();  // everybody is done with the queries
     if (has_rows()) {
       each_pair([&](int row, int dim, float low, float high) {
         *reinterpret_cast<uint32_t*>(shared_memory() + row * kRowBytes + dim * 2) =

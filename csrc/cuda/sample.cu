@@ -21,13 +21,13 @@ __device__ uint64_t best_candidate(const float* logits, int vocab_size, Shared& 
   return best == ~uint64_t{0} || logit_of(best) < kLowestLogit ? 0 : best;
 }
 
-// Mass in the units of 1 / kUnit; that of each warp's segment stays in shared.masses.
+// Mass in the units of 1 / kUnit; that of each warp's segment stays in shared.masses, whose last
+// readers have passed a barrier since.
 __device__ uint64_t total_mass(const Distribution& distribution, Shared& shared) {
   uint64_t own = 0;
   for_own_tokens(distribution.vocab_size,
                  [&](int token_id) { own += distribution.mass(token_id); });
   own = warp_sum(own);
-  block_barrier();  // the last readers of masses are done
   if (lane_id() == 0) shared.masses[warp_id()] = own;
   block_barrier();
   uint64_t total = 0;
@@ -49,7 +49,8 @@ __device__ bool has_edits(const LmiEdits& edits, int64_t row) {
   return edits.offsets[row + 1] > edits.offsets[row];
 }
 
-// The logits that the token is drawn by.
+// The logits that the token is drawn by. Threads see those of their own tokens (for_own_tokens),
+// and others' after the next barrier.
 __device__ const float* modify(const LmiSample& args, int64_t row) {
   const float* logits = args.logits + row * args.vocab_size;
   if (args.modified == nullptr) return logits;
@@ -79,7 +80,6 @@ __device__ const float* modify(const LmiSample& args, int64_t row) {
       const bool is_allowed = mask[token_id / 32] >> (token_id % 32) & 1u;
       if (!is_allowed) modified[token_id] = -INFINITY;
     });
-    block_barrier();
   }
   return modified;
 }
@@ -114,8 +114,7 @@ __device__ int pick(const Distribution& distribution, uint64_t total, double fra
     if (threadIdx.x == kThreads - 1) shared.above = through;
     block_barrier();
     if (shared.token_id >= 0) break;
-    rest -= shared.above;
-    block_barrier();
+    rest -= shared.above;  // which is written again after the next scan's barrier
   }
   return shared.token_id;
 }

@@ -121,7 +121,8 @@ __device__ uint64_t block_max(uint64_t value, Shared& shared) {
   return value;
 }
 
-// The sum over the threads before this one.
+// The sum over the threads before this one. shared.partials are free for other use again after the
+// next barrier.
 __device__ uint64_t block_scan(uint64_t value, Shared& shared) {
   uint64_t sum = value;
   for (int distance = 1; distance < kWarpSize; distance *= 2) {
@@ -131,7 +132,6 @@ __device__ uint64_t block_scan(uint64_t value, Shared& shared) {
   if (lane_id() == kWarpSize - 1) shared.partials[warp_id()] = sum;
   block_barrier();
   for (int warp = 0; warp < warp_id(); ++warp) sum += shared.partials[warp];
-  block_barrier();
   return sum - value;
 }
 
