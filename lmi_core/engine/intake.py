@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import collections.abc as abc
 import hashlib
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 
 import numpy as np
@@ -237,10 +237,12 @@ class Intake:
 
 
 def _check_pooled(request: GenerationRequest) -> None:
-    """Raise UserError for what only generated texts have."""
+    """Raise UserError for what only generated texts have; a seed, which changes nothing, comes with
+    every request that a copy is handed."""
     names = ["echo"] if request.echo else []
-    for each in fields(SamplingParams) if request.params != SamplingParams() else ():
-        if getattr(request.params, each.name) != each.default:
+    params = replace(request.params, seed=None)
+    for each in fields(SamplingParams) if params != SamplingParams() else ():
+        if getattr(params, each.name) != each.default:
             names.append(each.name)
     if names:
         raise UserError(
