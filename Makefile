@@ -47,6 +47,8 @@ FORMATTED := $(shell find csrc tests/cpp tests/cuda_emulator -name '*.h' -o -nam
 PYTEST := $(BIN)/python -m pytest -n $(shell expr $$(nproc) + 1) --dist worksteal
 # Kernels that are interpreted or watched never wait: a worker more would import everything once more.
 PYTEST_KERNELS := $(BIN)/python -m pytest -n $(shell nproc) --dist worksteal
+# What setuptools says of every editable installation, pip repeats at length since 26.
+PIP_EDITABLE := PYTHONWARNINGS='ignore:Editable installation' $(BIN)/python -m pip install
 CMAKE := cmake -S . -GNinja -DLMI_PYTHON=OFF
 # The thread sanitizer of older compilers can't stand much address randomisation.
 NO_ASLR := $(shell setarch -R true 2>/dev/null && echo setarch -R)
@@ -182,7 +184,7 @@ build: $(VENV)/.installed-test
 # What users need: kernels for this processor alone (`make build` adds the others), no torch, no build tools left behind, no bytecode of modules never imported.
 $(VENV)/.installed: $(SOURCES) | $(BIN)/python
 	@echo 'Fetching packages and compiling: about two minutes on two cores, without a word'
-	CMAKE_ARGS="-DLMI_LEVELS=own $$CMAKE_ARGS" $(BIN)/python -m pip install --quiet --no-compile -e .
+	CMAKE_ARGS="-DLMI_LEVELS=own $$CMAKE_ARGS" $(PIP_EDITABLE) --quiet --no-compile -e .
 	find $(VENV) -name __pycache__ -prune -exec rm -r {} +
 	touch $@
 
@@ -190,7 +192,7 @@ $(VENV)/.installed: $(SOURCES) | $(BIN)/python
 # some 4,000 are imported, which compiles them.
 $(VENV)/.installed-test: pyproject.toml tests/constraints.txt $(VENV)/.installed-build
 	$(BIN)/python -m pip install --quiet --no-compile $(CONSTRAINTS) '$(TORCH)'
-	$(BIN)/python -m pip install --quiet --no-compile --no-build-isolation $(CONSTRAINTS) -e '.[test,lint]'
+	$(PIP_EDITABLE) --quiet --no-compile --no-build-isolation $(CONSTRAINTS) -e '.[test,lint]'
 	ln -sfn $(CURDIR)/server "$$($(BIN)/python -c 'import sysconfig; \
 	  print(sysconfig.get_path("purelib"))')/lmi_server"
 	touch $@ $(VENV)/.installed

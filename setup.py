@@ -83,6 +83,8 @@ setup(
         *(f"lmi_server.{name}" for name in find_packages("server")),
     ],
     package_dir={"lmi_server": "server"},
+    # Only those named, or setuptools asks for a package of each of their folders.
+    include_package_data=False,
     package_data={
         "lmi_core": ["py.typed", "*.pyi", "demo/*.md", "demo/model/*"],
         "lmi_server": ["py.typed"],
