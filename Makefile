@@ -193,7 +193,7 @@ $(VENV)/.installed: $(SOURCES) | $(BIN)/python
 $(VENV)/.installed-test: pyproject.toml tests/constraints.txt $(VENV)/.installed-build
 	$(BIN)/python -m pip install --quiet --no-compile $(CONSTRAINTS) '$(TORCH)'
 	$(PIP_EDITABLE) --quiet --no-compile --no-build-isolation $(CONSTRAINTS) -e '.[test,lint]'
-	ln -sfn $(CURDIR)/server "$$($(BIN)/python -c 'import sysconfig; \
+	ln -sfn "$(CURDIR)/server" "$$($(BIN)/python -c 'import sysconfig; \
 	  print(sysconfig.get_path("purelib"))')/lmi_server"
 	touch $@ $(VENV)/.installed
 

@@ -46,7 +46,7 @@ def encode(value: Any, *, known: Any = None) -> list[bytes | memoryview]:
     buffers: list[pickle.PickleBuffer] = []
     file = io.BytesIO()
     _Pickler(file, buffers, known).dump(value)
-    # Not its getbuffer(): a cycle that holds one crashes the collector of Python 3.12.0 to 3.12.3.
+    # Not its getbuffer(): a cycle that holds one crashes the collector of Python 3.12.1.
     return [file.getvalue(), *(buffer.raw() for buffer in buffers)]
 
 

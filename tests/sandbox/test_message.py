@@ -10,8 +10,8 @@ from lmi_core.sandbox import message
 
 
 def test_parts_may_be_in_a_cycle() -> None:
-    """A task that failed has its frames in one. Of an io.BytesIO's buffer in it, collectors of
-    Python 3.12.0 to 3.12.3 crash, and later ones raise a BufferError wherever they happen to run.
+    """A task that failed has its frames in one. Of an io.BytesIO's buffer in it, Python 3.12.1's
+    collector crashes, and 3.13.0's raises a BufferError wherever it happens to run.
     """
     array = np.arange(100_000)
     parts = message.encode({"text": "x" * 100_000, "array": array})
