@@ -117,14 +117,18 @@ def router(arguments: argparse.Namespace) -> None:
     asyncio.run(_router(arguments.streams, arguments.tokens))
 
 
+def _read_into(read: list[TokenEvent]) -> EventStream:
+    """A stream whose reader takes its events as soon as it is told."""
+    stream = EventStream(lambda: read.extend(stream.take()[0]))
+    return stream
+
+
 async def _router(num_streams: int, num_tokens: int) -> None:
     dispatch = Dispatch(32, None)
     dispatch.add_copy(Sink(), room=num_streams, num_blocks=1000)
     read: list[TokenEvent] = []
     for number in range(num_streams):
-        stream = EventStream(lambda: None)
-        stream.notify = lambda stream=stream: read.extend(stream.take()[0])  # type: ignore[misc]
-        dispatch.put(open_request(number, num_tokens, stream))
+        dispatch.put(open_request(number, num_tokens, _read_into(read)))
     frames = [frame(num_streams, position) for position in range(num_tokens - 1)]
     begin_ns = time.process_time_ns()
     for data in frames:
