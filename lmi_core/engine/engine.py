@@ -21,7 +21,7 @@ from lmi_core.engine.loop_thread import LoopThread, subscribe_across
 from lmi_core.engine.lora_slots import LoraSlots
 from lmi_core.engine.make_request import Prompt, make_request
 from lmi_core.engine.outputs import TokenEvent
-from lmi_core.engine.parts import EngineParts, checked_config, load_parts
+from lmi_core.engine.parts import EngineParts, checked_config, load_in_thread, load_parts
 from lmi_core.engine.request import GenerationRequest
 from lmi_core.engine.sampling_params import SamplingParams
 from lmi_core.engine.stats import EngineInfo, EngineObserver, EngineStats, LifeState, NullObserver
@@ -81,6 +81,7 @@ class Engine(Completing):
         self._check_integrity = check_integrity
         self._core: EngineCore | None = None
         self._state = LifeState.CREATED
+        self._is_starting = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: LoopThread | None = None
         self._own_loop = own_loop
@@ -103,6 +104,7 @@ class Engine(Completing):
         if self._state is not LifeState.CREATED:
             raise EngineError(f"the engine is {self._state}; it can be started once")
         self._state = LifeState.LOADING
+        self._is_starting = True
         try:
             if self._own_loop:
                 self._thread = LoopThread("lmi-engine")
@@ -116,11 +118,13 @@ class Engine(Completing):
             await self._on_loop(self._unload())
             await asyncio.to_thread(self._close_thread)  # may wait for what it loads
             raise
+        finally:
+            self._is_starting = False
 
     async def stop(self, *, drain: bool = True, timeout_s: float | None = None) -> None:
         """Finish open requests (or abort them: at once without ``drain``, else after
         ``timeout_s``), wait for the step in flight, release everything. Idempotent."""
-        if self._core is None and self._state is LifeState.LOADING:
+        if self._is_starting:
             self._state = LifeState.STOPPED  # which ends the start, once the model is loaded
             return
         if self._core is not None and self.state is not LifeState.STOPPED:
@@ -314,7 +318,7 @@ class Engine(Completing):
     async def _load(self) -> None:
         self._loop = asyncio.get_running_loop()
         if self._parts is None:
-            self._parts = await asyncio.to_thread(self._load_parts)
+            self._parts = await load_in_thread(self._load_parts)
         parts, lora = self._parts, self.config.lora
         default, outlast = "" if lora is None else lora.default, parts.disk is not None
         adapters = LoraSlots(parts.runner, default, outlast=outlast)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -102,6 +103,23 @@ class EngineParts:
         for opened in (self.fingerprint, self.disk, self.texts):
             if opened is not None:
                 opened.close()
+
+
+async def load_in_thread(load: Callable[[], EngineParts]) -> EngineParts:
+    """What ``load`` gives. Its thread goes on if who waits is cancelled, and closes it then."""
+    loaded: Future[EngineParts] = Future()
+    try:
+        await asyncio.to_thread(lambda: loaded.set_result(load()))
+    except asyncio.CancelledError:
+        loaded.add_done_callback(_give_up)
+        raise
+    return loaded.result()
+
+
+def _give_up(loaded: Future[EngineParts]) -> None:
+    parts = loaded.result()
+    parts.runner.close()
+    parts.close()
 
 
 class Loaded(Protocol):

@@ -6,8 +6,6 @@ import asyncio
 import os
 import subprocess
 import sys
-import threading
-import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -202,75 +200,6 @@ def test_an_engine_that_failed_to_start_says_so(tmp_path: Path) -> None:
         pass
     with pytest.raises(EngineError, match="the engine is stopped; it can be started once"):
         engine.complete_sync("a")
-
-
-@pytest.mark.parametrize("own_loop", [False, True])
-def test_an_engine_that_is_stopped_while_it_loads_does_not_start(own_loop: bool) -> None:
-    engine, is_loading, may_go_on = loading_slowly(own_loop=own_loop)
-
-    async def main() -> None:
-        start = asyncio.create_task(engine.start())
-        await asyncio.to_thread(is_loading.wait, 10)
-        await engine.stop()
-        may_go_on.set()
-        with pytest.raises(EngineError, match="the engine was stopped while it was loading"):
-            await start
-        assert engine.state is LifeState.STOPPED
-        await engine.stop()
-
-    run(main())
-
-
-def test_a_start_that_is_cancelled_waits_beside_others() -> None:
-    engine, is_loading, may_go_on = loading_slowly(own_loop=True)
-
-    async def main() -> None:
-        start = asyncio.create_task(engine.start())
-        await asyncio.to_thread(is_loading.wait, 10)
-        start.cancel()
-        await asyncio.sleep(0.01)
-        may_go_on.set()  # which nobody does where the loop is held
-        with pytest.raises(asyncio.CancelledError):
-            await start
-
-    begun_s = time.monotonic()
-    run(main())
-    assert time.monotonic() - begun_s < 8
-
-
-def test_a_start_that_is_cancelled_when_all_is_loaded_gives_it_up() -> None:
-    runner = FakeRunner()
-    engine = make_engine(runner, own_loop=True)
-
-    async def main() -> None:
-        start = asyncio.create_task(engine.start())
-        await asyncio.sleep(0)
-        wait_without_yielding(engine)
-        start.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await start
-        assert engine.state is LifeState.STOPPED
-        assert runner.is_closed
-        await engine.stop()
-
-    run(main())
-
-
-def wait_without_yielding(engine: Engine) -> None:
-    """Until it is ready, which the caller's loop hasn't heard of."""
-    while engine.state is LifeState.LOADING:
-        time.sleep(0.001)
-
-
-def loading_slowly(*, own_loop: bool) -> tuple[Engine, threading.Event, threading.Event]:
-    """An engine, which says when it loads, and loads on when it may."""
-    is_loading, may_go_on = threading.Event(), threading.Event()
-
-    def progress(*_: object) -> None:
-        is_loading.set()
-        may_go_on.wait(10)
-
-    return Engine(DEMO_MODEL, own_loop=own_loop, progress=progress), is_loading, may_go_on
 
 
 def test_the_package_shows_its_names_and_imports_them_late() -> None:
