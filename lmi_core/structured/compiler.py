@@ -54,7 +54,8 @@ class GrammarCompiler:
         self._library: GrammarLibrary | None = None
         self._library_lock = threading.Lock()
         self._cache: OrderedDict[Grammar, CompiledGrammar] = OrderedDict()
-        self._compiling: dict[Grammar, _Compiling] = {}
+        # By what errors call it as well, which differs among equal grammars.
+        self._compiling: dict[tuple[Grammar, str], _Compiling] = {}
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="lmi-grammar")
 
     def prepare(self) -> None:
@@ -72,17 +73,18 @@ class GrammarCompiler:
         if cached is not None:
             self._cache.move_to_end(grammar)
             return cached
-        compiling = self._compiling.get(grammar)
+        key = grammar, grammar.field
+        compiling = self._compiling.get(key)
         if compiling is None:
             compiling = _Compiling(asyncio.ensure_future(self._compiled(grammar)))
-            self._compiling[grammar] = compiling
+            self._compiling[key] = compiling
         compiling.num_waiting += 1
         try:
             return await asyncio.shield(compiling.task)
         finally:
             compiling.num_waiting -= 1
             if not compiling.num_waiting:
-                del self._compiling[grammar]
+                del self._compiling[key]
                 compiling.task.cancel()
 
     async def _compiled(self, grammar: Grammar) -> CompiledGrammar:

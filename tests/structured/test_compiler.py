@@ -70,6 +70,9 @@ def test_those_who_come_together_share_one_compilation() -> None:
         both = (compiler.compile(slow), compiler.compile(slow))
         failed = await asyncio.gather(*both, return_exceptions=True)
         assert [type(error) for error in failed] == [UserError] * 2
+        named = [Grammar.regex("slow", field=name) for name in ("guided_regex", "regex")]
+        failed = await asyncio.gather(*map(compiler.compile, named), return_exceptions=True)
+        assert [getattr(error, "field", None) for error in failed] == ["guided_regex", "regex"]
         left = asyncio.create_task(compiler.compile(slow))
         await asyncio.sleep(0.01)
         left.cancel()
