@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from lmi_core.cli import DEMO_MODEL
+from lmi_core.config.explain import main
 from lmi_core.config.targets.host import Host
 
 YARN = {"rope_type": "yarn", "factor": 2.0}
@@ -42,6 +44,14 @@ def test_two_that_disagree(explained):
     assert "both set rope_theta of the lmi engine, to different values" in str(error)
     same = json.dumps({"rope_parameters": YARN})
     assert not explained("org/m", *argv[:2], "--hf-overrides", same).errors
+
+
+def test_a_number_that_is_none_disagrees_with_nothing(capsys):
+    nan = '{"rope_type": "linear", "factor": NaN}'
+    assert main([str(DEMO_MODEL), "--rope-scaling", nan]) != 0
+    said = capsys.readouterr().out
+    assert "rope_scaling.factor is nan, but must be a number above 0" in said
+    assert "both set" not in said
 
 
 def test_vllm_has_them_as_overrides(explained):

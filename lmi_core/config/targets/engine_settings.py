@@ -118,8 +118,8 @@ def _chosen(values: Values, backend: str, problems: Problems) -> dict[str, Value
             if field not in allowed or value.option.key in values.refused:
                 continue
             first = chosen.setdefault(field, value)
-            is_as_strong = first.setting.precedence == value.setting.precedence
-            if is_as_strong and fields_of(first, backend)[field] != target:
+            is_rival = first.setting.precedence == value.setting.precedence and first is not value
+            if is_rival and fields_of(first, backend)[field] != target:
                 _conflict(first, value, field, backend, problems)
     return chosen
 
