@@ -102,7 +102,7 @@ class Engine(Completing):
         """Load the model, in a thread, and begin to take requests. EngineError where it is stopped
         meanwhile."""
         if self._state is not LifeState.CREATED:
-            raise EngineError(f"the engine is {self._state}; it can be started once")
+            raise EngineError(f"the engine is {self.state}; it can be started once")
         self._state = LifeState.LOADING
         self._is_starting = True
         try:

@@ -19,6 +19,15 @@ from tests.engine.fake_runner import FakeRunner
 from tests.engine.harness import make_engine, run
 
 
+def test_an_engine_that_runs_is_not_started_again() -> None:
+    async def main() -> None:
+        async with make_engine() as engine:
+            with pytest.raises(EngineError, match="the engine is ready; it can be started once"):
+                await engine.start()
+
+    run(main())
+
+
 @pytest.mark.parametrize("own_loop", [False, True])
 def test_an_engine_that_is_stopped_while_it_loads_does_not_start(own_loop: bool) -> None:
     engine, is_loading, may_go_on = loading_slowly(own_loop=own_loop)
