@@ -27,6 +27,7 @@ class LoopThread:
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
         self._thread.start()
+        self._closing = threading.Lock()
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
         """Start a coroutine; the future is its result, and cancels it. EngineError once closed."""
@@ -42,12 +43,13 @@ class LoopThread:
             self.loop.call_soon_threadsafe(function, *args)
 
     def close(self) -> None:
-        """Stop the loop and join the thread. Idempotent."""
-        if self.loop.is_closed():
-            return
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join()
-        self.loop.close()
+        """Stop the loop and join the thread. Idempotent, in any thread but its own."""
+        with self._closing:
+            if self.loop.is_closed():
+                return
+            self.loop.call_soon_threadsafe(self.loop.stop)
+            self._thread.join()
+            self.loop.close()
 
     def _main(self) -> None:
         asyncio.set_event_loop(self.loop)

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,16 @@ def test_a_reader_that_fails_ends_its_own_request_alone() -> None:
             await assert_nothing_leaked(engine)
 
     run(main())
+
+
+def test_threads_may_stop_an_engine_together() -> None:
+    with ThreadPoolExecutor(8) as threads:
+        for _ in range(30):
+            engine = make_engine(own_loop=True)
+            asyncio.run(engine.start())
+            stops = [threads.submit(asyncio.run, engine.stop()) for _ in range(8)]
+            assert [stop.exception() for stop in stops] == [None] * 8
+            assert engine.state is LifeState.STOPPED
 
 
 def test_leaving_by_an_exception_aborts() -> None:
