@@ -65,7 +65,7 @@ FUZZ_GGUF ?= 10000
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.installed
-	@echo 'lmi is $(CURDIR)/$(BIN)/lmi; in another terminal: source $(CURDIR)/$(BIN)/activate'
+	@echo 'lmi is $(CURDIR)/$(BIN)/lmi; in another terminal: source "$(CURDIR)/$(BIN)/activate"'
 	$(BIN)/lmi serve --port $(PORT)
 
 test: build

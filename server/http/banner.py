@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from urllib.parse import unquote
 
 from lmi_core.copies.copies import Copies
 from lmi_core.engine.stats import EngineInfo
@@ -106,7 +107,9 @@ def _summary(model: ServedModel) -> str:
 
 def _title(model: ServedModel) -> str:
     recipe = model.recipe
-    source = recipe.url.removeprefix("file://").rstrip("/")
+    source = recipe.url.rstrip("/")
+    if source.startswith("file://"):
+        source = unquote(source.removeprefix("file://"))
     if source.startswith(f"{Path.cwd()}{os.sep}"):
         source = os.path.relpath(source)
     state = "" if model.state is ModelState.READY else f", {model.state}"

@@ -6,11 +6,16 @@ import asyncio
 import json
 import logging
 import sys
+from pathlib import Path
 
 import pytest
 
 from lmi_server.http.banner import banner, route_list, scope_of
 from lmi_server.http.logging import ConsoleFormatter, JsonFormatter
+from lmi_server.http.metrics import Metrics
+from lmi_server.http.options import ServerOptions
+from lmi_server.models.loaded_model import Shared
+from lmi_server.models.model import ServedModel, recipe_of_engine
 from tests.server.fake_engine import FakeEngine
 from tests.server.harness import serving
 from tests.server.models.test_models import LMI
@@ -132,3 +137,15 @@ def test_the_banner_says_who_can_reach_the_server() -> None:
     assert text.startswith(f"Listening on {url} (and on every other address, 0.0.0.0)\n")
     assert "Authorization" not in route_list([], url)
     assert "-H 'Authorization: Bearer KEY'" in route_list([], url, needs_key=True)
+
+
+def test_the_banner_has_the_models_path_and_not_its_url(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = tmp_path / "of mine" / "köln"
+    recipe = recipe_of_engine(FakeEngine(), ServerOptions(), f"{directory.as_uri()}/")
+    model = ServedModel(recipe, Shared(Metrics(), None, None), loaded_at_startup=True)
+    assert f"model from {directory}, loading\n" in banner("", [model])
+    directory.parent.mkdir()
+    monkeypatch.chdir(directory.parent)
+    assert "model from köln, loading\n" in banner("", [model])
