@@ -15,6 +15,7 @@ from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 from aiohttp import web
+from aiohttp.web_protocol import RequestHandler
 
 import lmi_core
 import lmi_server
@@ -42,6 +43,8 @@ _BEGIN = Connection.data_received.__code__
 _END = web.StreamResponse.write_eof.__code__
 _CALLBACK = asyncio.Handle._run.__code__
 """Of the event loop; what timers call is on nobody's way."""
+_REQUEST = RequestHandler._handle_request.__code__
+"""A request's task, which begins within its connection's from Python 3.12 on."""
 _GENERATED = "<string>"
 """The file of what dataclasses generate."""
 _STATIONS = {
@@ -104,8 +107,7 @@ class _Calls:
                 self._note_path(frame)
 
     def _note_path(self, frame: FrameType | None) -> None:
-        while frame is not None:
-            code = frame.f_code
+        while frame is not None and (code := frame.f_code) is not _REQUEST:
             if code.co_filename == _GENERATED or _file_of(code.co_filename) is not None:
                 self.under_way[id(code)] = code
                 names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
