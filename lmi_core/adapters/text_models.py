@@ -37,6 +37,12 @@ def text_model_types(loader: str = "AutoModelForCausalLM") -> frozenset[str]:
         return frozenset()
 
 
+def check_torch() -> None:
+    """Raise MissingExtraError without torch, which the package transformers doesn't bring along."""
+    if importlib.util.find_spec("torch") is None:
+        raise MissingExtraError("serving a model with Transformers", "transformers")
+
+
 def check_bitsandbytes() -> None:
     """Raise MissingExtraError unless weights can be quantised by it."""
     if any(importlib.util.find_spec(name) is None for name in ("bitsandbytes", "accelerate")):

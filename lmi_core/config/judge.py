@@ -281,10 +281,16 @@ def _check_tokenizer(model: ModelConfig, directory: Path) -> None:
 
 
 def _check_transformers(model: ModelConfig, directory: Path) -> None:
-    from lmi_core.adapters.text_models import check_bitsandbytes, check_peft, objection_to
+    from lmi_core.adapters.text_models import (
+        check_bitsandbytes,
+        check_peft,
+        check_torch,
+        objection_to,
+    )
     from lmi_core.files import read_json_object
     from lmi_core.settings.transformers_config import TransformersConfig
 
+    check_torch()
     config = read_json_object(directory / "config.json")
     engine = None if model.engine is None else model.engine.config
     if isinstance(engine, TransformersConfig) and engine.bitsandbytes is not None:

@@ -168,6 +168,9 @@ def load_runner(
     are loaded how large the vocabulary is, and which tokens end a text. Raises ModelError for files
     that can't be served, UserError for a device that isn't there or sizes that don't fit."""
     if isinstance(asked, TransformersConfig):
+        from lmi_core.adapters.text_models import check_torch
+
+        check_torch()
         from lmi_core.runners.transformers.transformers_runner import load_transformers_runner
 
         return load_transformers_runner(asked, progress)

@@ -275,6 +275,19 @@ def test_of_encoder_decoders_those_that_read_text_are_served(written, capsys, mo
     assert ("has no model of type 'whisper' that generates text" in text) == (code == 2)
 
 
+def test_transformers_without_torch(written, monkeypatch):
+    (model,) = resolve((str(written("")),), {}, HOST).models
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "torch" else find_spec(name)
+    )
+    needs = r"needs the 'transformers' extra: pip install 'lmi-core\[transformers\]'"
+    with pytest.raises(MissingExtraError, match=needs):
+        run(start(model.engine_config()))
+    with pytest.raises(ConfigError, match=needs):
+        prepare_model(model, ServerConfig(values={}), {})
+
+
 @pytest.mark.parametrize(
     ("asked", "format"),
     [
