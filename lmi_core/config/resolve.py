@@ -31,6 +31,7 @@ from lmi_core.config.table import BY_KEY
 from lmi_core.config.targets.host import Host, detect_host
 from lmi_core.config.targets.server_config import ServerConfig, server_config
 from lmi_core.config.tgi_checks import check_tgi_server
+from lmi_core.settings.field_checks import is_utf8
 
 _NAMES = frozenset({"option.model_id", "option.revision", "option.modelName"})
 """Keys that say which model a server started with."""
@@ -214,7 +215,7 @@ class _Examination:
         for model, source in zip(models, listed, strict=True):
             where = model.where("option.modelName")
             where = source.entry.where if where == "default" else where
-            if any("\ud800" <= char <= "\udfff" for char in model.name):
+            if not is_utf8(model.name):
                 self.problems.error(
                     where, f"the model's name {model.name!r} isn't valid UTF-8; give it another"
                 )

@@ -51,9 +51,7 @@ class Opening:
         if params.seed is None:
             params = replace(params, seed=derived_seed(self._seed, number))
         adapter = self._adapters.find(request.adapter)
-        prefix_seed = request.cache_salt.encode(errors="surrogatepass")
-        if adapter is not None:
-            prefix_seed = adapter.prefix_seed + prefix_seed
+        prefix_seed = request.prefix_seed(b"" if adapter is None else adapter.prefix_seed)
         hashes: list[bytes] = []
         if self._hash_blocks is not None:
             hashes = self._hash_blocks(prompt_ids, b"", prefix_seed)

@@ -314,10 +314,8 @@ class EngineCore:
         self, request: GenerationRequest, prompt: WholeText, arrival_s: float
     ) -> Handover:
         """What comes with a request from elsewhere."""
-        prefix_seed = request.cache_salt.encode(errors="surrogatepass")
         adapter = self.adapters.find(request.adapter)
-        if adapter is not None:
-            prefix_seed = adapter.prefix_seed + prefix_seed
+        prefix_seed = request.prefix_seed(b"" if adapter is None else adapter.prefix_seed)
         return Handover(
             order=next(self._arrivals),
             arrival_s=arrival_s,

@@ -45,6 +45,11 @@ class GenerationRequest:
         most_s = max_queue_s if self.max_queue_s is None else self.max_queue_s
         return replace(self, params=self.params.counted(vocab_size), max_queue_s=most_s)
 
+    def prefix_seed(self, adapter_seed: bytes) -> bytes:
+        """What its blocks' hashes begin with: ``adapter_seed`` (b"": the base model's) and its
+        salt, which may be any text."""
+        return adapter_seed + self.cache_salt.encode(errors="surrogatepass")
+
     def behind_first(self) -> GenerationRequest:
         """As one of a call that has begun with another: it waits as long as it takes."""
         return replace(self, max_queue_s=math.inf)

@@ -14,6 +14,12 @@ _NONE = type(None)
 _OF_ANY_CLASS = (Path, Mapping)
 
 
+def is_utf8(name: str) -> bool:
+    """Whether answers can hold a name: bytes of a variable or a path that are no text are lone
+    surrogates in it."""
+    return not any("\ud800" <= char <= "\udfff" for char in name)
+
+
 def check_fields(config: object) -> None:
     """UserError for the first field whose value isn't of its annotated type, or none of its words.
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lmi_core.errors import UserError
-from lmi_core.settings.field_checks import check_fields
+from lmi_core.settings.field_checks import check_fields, is_utf8
 
 LARGEST_RANK = 1024
 
@@ -43,5 +43,5 @@ def check_adapter_name(name: object) -> None:
     """Raise UserError for what can't be an adapter's name; "" stands for the base model."""
     if not isinstance(name, str) or not name:
         raise UserError(f"an adapter's name is a text, not {name!r:.80}", field="adapter")
-    if any("\ud800" <= char <= "\udfff" for char in name):
+    if not is_utf8(name):
         raise UserError(f"an adapter's name is valid UTF-8, not {name!r:.80}", field="adapter")
